@@ -91,7 +91,9 @@ static size_t append_setting(cli *c, const abar_option *table, const void *confi
     bool plain = row->type == ABAR_OPTION_BOOL, usual = row->fallback && strcmp(value, row->fallback) == 0;
     if (usual && (plain || (table != abar_train_options() && row->type == ABAR_OPTION_CHOICE))) return at;
     if (usual && hides_zero && strcmp(value, "0") == 0) return at;
-    int n = snprintf(line + at, size - at, "%s%s%s%s", at ? ", " : "", name, plain ? "" : " ", plain ? "" : value);
+    const bool off = plain && strcmp(value, "false") == 0;
+    int n = snprintf(line + at, size - at, "%s%s%s%s%s", at ? ", " : "", off ? "no-" : "", name, plain ? "" : " ",
+                     plain ? "" : value);
     return at + (size_t)n;
 }
 

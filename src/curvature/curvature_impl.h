@@ -12,8 +12,10 @@
 /* What all methods share (methods.md section 0). */
 typedef struct abar__curvature_config {
     double stat_decay;  /* beta, the weight of the old value */
-    int64_t tcov, tinv; /* steps between statistics, between refreshes */
+    int64_t tcov, tinv; /* steps between statistics, between refreshes, */
+    int64_t toffset;    /* and the first step with both */
     int64_t refresh;    /* 0: all maps at once; 1: spread over the steps */
+    bool homogeneous;   /* rows of activations end in 1 where there is a bias; else the bias is left to the rule */
     int64_t pgrad;      /* 0: p is the gradient of the batch mean; 1: times the batch (the Fisher's scale) */
     char skip_layers[ABAR_OPTION_TEXT_MAX]; /* patterns with * and ?, joined by commas: left to the rule as they are */
 } abar__curvature_config;
@@ -29,6 +31,18 @@ typedef struct abar__curvature_config {
     {                                                                                                                       \
         .name = "kl-clip", .type = ABAR_OPTION_REAL, .offset = offsetof(config, kl_clip), .fallback = standard, .min = 0.0, \
         .max = 1e30, .help = "kappa of the KL clip, which bounds the length of the step; 0: off"                            \
+    }
+
+/* Likewise of --stat-init (double stat_init) and --kfac-rank (int64_t rank). */
+#define ABAR_STAT_INIT_OPTION(config)                                                                                      \
+    {                                                                                                                      \
+        .name = "stat-init", .type = ABAR_OPTION_REAL, .offset = offsetof(config, stat_init), .fallback = "0", .min = 0.0, \
+        .max = 1e30, .help = "averages begin at this times the identity and are read as they are; 0: at zero, corrected"   \
+    }
+#define ABAR_RANK_OPTION(config)                                                                                               \
+    {                                                                                                                          \
+        .name = "kfac-rank", .type = ABAR_OPTION_INT, .offset = offsetof(config, rank), .fallback = "0", .min = 0, .max = 1e9, \
+        .help = "eigenvectors that stand for a factor, those of its largest eigenvalues; 0: all"                               \
     }
 
 typedef struct abar__curvature abar__curvature;

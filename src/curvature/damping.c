@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-#define LEAST_DAMPING 1e-8 /* for activations that are all 0 */
-
 bool abar__damping_read(const char *text, abar__damping *out)
 {
     const bool trace = strncmp(text, "trace:", 6) == 0;
@@ -20,5 +18,5 @@ bool abar__damping_read(const char *text, abar__damping *out)
 
 abar__scalar abar__damping_by_trace(abar__plan *p, double gamma, abar__scalar mean)
 {
-    return abar__plan_add(p, abar__plan_multiply(p, abar__plan_value(p, gamma), mean), abar__plan_value(p, LEAST_DAMPING));
+    return abar__plan_add(p, abar__plan_multiply(p, abar__plan_value(p, gamma), mean), abar__plan_value(p, ABAR_LEAST_DAMPING));
 }

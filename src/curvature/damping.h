@@ -4,6 +4,8 @@
 
 #include "curvature/curvature_impl.h"
 
+#define ABAR_LEAST_DAMPING 1e-8 /* for activations that are all 0 */
+
 typedef enum abar__damping_kind { ABAR_DAMPING_NUMBER, ABAR_DAMPING_TRACE, ABAR_DAMPING_ADAPTIVE } abar__damping_kind;
 
 typedef struct abar__damping {

@@ -11,8 +11,8 @@
 #include <math.h>
 
 typedef struct kfac_config {
-    double damping, kl_clip;
-    int64_t approximation, inverse;
+    double damping, kl_clip, stat_init;
+    int64_t approximation, inverse, rank;
 } kfac_config;
 
 enum { REDUCE, EXPAND };
@@ -27,6 +27,8 @@ static const abar_option options[] = {
      .max = 1e30,
      .help = "rho, split between the two factors"},
     ABAR_KL_CLIP_OPTION(kfac_config, "0.001"),
+    ABAR_STAT_INIT_OPTION(kfac_config),
+    ABAR_RANK_OPTION(kfac_config),
     {.name = "kfac",
      .type = ABAR_OPTION_CHOICE,
      .offset = offsetof(kfac_config, approximation),
@@ -42,13 +44,27 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
+static abar_status check(abar_context *ctx, const char *method, const void *config)
+{
+    const kfac_config *c = config;
+    if (c->rank == 0 || c->inverse == CHOLESKY) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "--kfac-rank %lld: %s --kfac-inverse eigen has all eigenvectors, leave one out",
+                      (long long)c->rank, method);
+}
+
+static abar__factor inverse(const kfac_config *c, const char *name, abar__stat of, int64_t n, abar__scalar shift, abar__plan *p)
+{
+    if (c->rank > 0 && c->rank < n) return abar__plan_inverse_of_rank(p, name, of, shift, c->rank);
+    return abar__plan_inverse(p, name, of, shift);
+}
+
 static void plan_cholesky(const kfac_config *c, abar__stat a, abar__stat g, abar__plan *p)
 {
     const abar__scalar ratio = abar__plan_ratio(p, abar__plan_mean(p, a), abar__plan_mean(p, g));
     const abar__scalar pi = abar__plan_clamp(p, abar__plan_sqrt(p, ratio), 1e-10, 1e10);
     const abar__scalar root = abar__plan_value(p, sqrt(c->damping));
-    const abar__factor right = abar__plan_inverse(p, "A_inverse", a, abar__plan_multiply(p, pi, root));
-    const abar__factor left = abar__plan_inverse(p, "P_inverse", g, abar__plan_divide(p, root, pi));
+    const abar__factor right = inverse(c, "A_inverse", a, p->d, abar__plan_multiply(p, pi, root), p);
+    const abar__factor left = inverse(c, "P_inverse", g, p->out, abar__plan_divide(p, root, pi), p);
     abar__plan_sandwich(p, left, right);
 }
 
@@ -71,6 +87,7 @@ static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
         plan_eigen(c, a, g, p);
     else
         plan_cholesky(c, a, g, p);
+    abar__plan_begin_at(p, c->stat_init);
     abar__plan_report(p, ABAR_REAL_DAMPING, abar__plan_value(p, c->damping));
 }
 
@@ -81,5 +98,6 @@ const abar__curvature_ops abar__method_kfac = {
                .options = options,
                .config_size = sizeof(kfac_config)},
     .reads_output_grad = true,
+    .check = check,
     .plan = plan,
 };

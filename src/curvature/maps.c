@@ -32,6 +32,18 @@ static const abar_option shared_options[] = {
      .min = 1,
      .max = 1e9,
      .help = "inverses and means are refreshed every so many steps"},
+    {.name = "toffset",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(abar__curvature_config, toffset),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "the first step with statistics and a refresh; before it the gradient is left as it is"},
+    {.name = "homogeneous",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(abar__curvature_config, homogeneous),
+     .fallback = "true",
+     .help = "a bias is preconditioned with its weight, as the column of an input that is 1"},
     {.name = "refresh",
      .type = ABAR_OPTION_CHOICE,
      .offset = offsetof(abar__curvature_config, refresh),
@@ -139,16 +151,17 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
     bool conv = l->weight.ndim == 4;
     int64_t groups = conv ? l->window.groups : 1, out = l->weight.dim[0] / groups, group = conv ? index : 0;
     int64_t in = abar_tensor_count(&l->weight) / l->weight.dim[0], parts = value_parts(cv, l);
+    const bool bias = has_bias(l) && cv->config.homogeneous;
     size_t element = abar__element(cv);
     *map = (abar__map){.layer = layer,
                        .group = group,
                        .in = in,
-                       .d = in + (has_bias(l) ? 1 : 0),
+                       .d = in + (bias ? 1 : 0),
                        .out = out,
                        .row = group * out,
                        .weight_rows = l->weight.dim[0],
                        .part = -1,
-                       .bias = has_bias(l),
+                       .bias = bias,
                        .first = l->reads_network_input,
                        .window = conv ? l->window : abar_window_unit(),
                        .convolution = conv,
@@ -159,7 +172,7 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
     map->state.real[ABAR_REAL_DAMPING] = map->state.real[ABAR_REAL_MEAN_SQUARE] = map->state.real[ABAR_REAL_CONDITION] = NAN;
     if (parts) describe_part(map, l, index - (l->attention.value_row > 0), parts);
     if (l->weight_grad.data) map->weight_grad = (char *)l->weight_grad.data + (size_t)(map->row * in) * element;
-    if (l->bias_grad.data) map->bias_grad = (char *)l->bias_grad.data + (size_t)map->row * element;
+    if (bias && l->bias_grad.data) map->bias_grad = (char *)l->bias_grad.data + (size_t)map->row * element;
     map->plan = abar__plan_begin(map->out, map->in, map->d);
     cv->ops->plan(cv, map, &map->plan);
     if (map->channels_last) map->plan.kernel = map->window.kernel[0] * map->window.kernel[1];
@@ -262,12 +275,25 @@ static void count_memory(abar__curvature *cv)
     }
 }
 
+/* The diagonal of averages that do not begin at zero. */
+static void begin_averages(const abar__curvature *cv, const abar__plan *p)
+{
+    for (int i = 0; i < ABAR_PLAN_AVERAGES && p->identity > 0.0; i++) {
+        const abar__running_average *a = &p->average[i];
+        for (int64_t k = 0; a->square && k < a->n; k++) {
+            void *at = (char *)a->average + (size_t)(k * (a->n + 1)) * abar__element(cv);
+            cv->stats->affine(cv->dev, 1, at, 0.0, p->identity, at);
+        }
+    }
+}
+
 static abar_status take_memory(abar__curvature *cv)
 {
     if (cv->plan_only) return ABAR_OK; /* rings may be larger than memory */
     ABAR_TRY(abar_device_alloc(cv->dev, cv->state_bytes, &cv->state));
     char *at = cv->state;
     for (int i = 0; i < cv->n_maps; i++) at += place_state(cv, &cv->maps[i], at);
+    for (int i = 0; i < cv->n_maps; i++) begin_averages(cv, &cv->maps[i].plan);
     ABAR_TRY(abar_device_alloc(cv->dev, cv->rows_bytes, &cv->rows));
     at = cv->rows;
     for (int i = 0; i < cv->n_maps; i++) at += place_rows(cv, &cv->maps[i], at);
@@ -298,6 +324,7 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_request 
         abar_options_default(shared_options, &cv->config);
     ABAR_TRY(abar__options_check(ctx, method->name, shared_options, &cv->config));
     if (cv->ops->by_example) cv->config.tcov = cv->config.tinv = 1;
+    if (cv->ops->by_example || cv->ops->second_pass) cv->config.toffset = 0;
     cv->config_bytes = method->config_size;
     ABAR_TRY(abar__alloc(ctx, cv->config_bytes, &cv->method_config));
     if (request->method_config)
@@ -416,6 +443,17 @@ static abar_status make_layer_maps(abar__curvature *cv, const abar__curvature_re
     return ABAR_OK;
 }
 
+/* Inverses by some eigenvectors are made on the host. */
+static abar_status check_ranks(const abar__curvature *cv, const abar__plan *p)
+{
+    for (int i = 0; i < p->n_derived && cv->dev->ops->stream; i++)
+        if (p->derived[i].rank > 0)
+            return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
+                              "--kfac-rank: not on %s yet, use --device cpu or a value of %lld or more", cv->dev->ops->name,
+                              (long long)p->average[p->derived[i].average].n);
+    return ABAR_OK;
+}
+
 static abar_status make_maps(abar__curvature *cv, const abar__curvature_request *request)
 {
     abar_context *ctx = cv->dev->ctx;
@@ -429,6 +467,7 @@ static abar_status make_maps(abar__curvature *cv, const abar__curvature_request 
         if ((abar__plan_keeps_rows(p) && !cv->stats->example_means) || (p->slots > 0 && !cv->stats->row_products))
             return abar__fail(ctx, ABAR_E_UNSUPPORTED, "%s: not on %s yet, use --device cpu", cv->ops->method.name,
                               cv->dev->ops->name);
+        ABAR_TRY(check_ranks(cv, p));
         if (abar__plan_reads_grad(p) && !cv->ops->reads_output_grad)
             return abar__fail(ctx, ABAR_E_STATE, "plan of %s: it has statistics of output gradients, set reads_output_grad",
                               cv->ops->method.name);
@@ -499,6 +538,7 @@ void abar__curvature_destroy(abar__curvature *cv)
 abar__cadence abar__curvature_cadence(const abar__curvature *cv)
 {
     return (abar__cadence){.stat_decay = cv->ops->one_batch ? 0.0 : cv->config.stat_decay,
+                           .offset = cv->config.toffset,
                            .tinv = cv->config.tinv,
                            .spread = cv->config.refresh,
                            .numbers = cv->n_numbers,

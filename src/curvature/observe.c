@@ -75,7 +75,8 @@ static abar_status add_columns(const abar__curvature *cv, const abar__map *map, 
 bool abar__curvature_observes(const abar__curvature *cv)
 {
     if (abar__curvature_passes(cv) > 0) return cv->pass >= 0;
-    return cv->observing && (cv->ops->second_pass || cv->k % cv->config.tcov == 0);
+    const int64_t since = cv->k - cv->config.toffset;
+    return cv->observing && (cv->ops->second_pass || (since >= 0 && since % cv->config.tcov == 0));
 }
 
 /* ---- rows of single examples ---------------------------------------------------------------------------------------- */

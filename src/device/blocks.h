@@ -43,7 +43,8 @@ typedef enum abar__block_stage_kind {
     ABAR_BLOCK_ADAM,     /* m <- beta m + (1 - beta) X, v <- beta2 v + (1 - beta2) X * X, X <- m / (sqrt(v) + eps) */
     ABAR_BLOCK_EVEN,     /* X <- X / (ABAR_RMS_EPS + rms of X) */
     ABAR_BLOCK_STEP,     /* X <- (1 - eta late) c X + late W, c = sqrt(1 - beta2^(t-1)) / (1 - beta^(t-1)) or 1: the decay
-                            follows the step; update 1: X <- 0 */
+                            follows the step; update 1: X <- 0. cautious: X <- c X + late W where X W >= 0, else c X. ball, of
+                            blocks with more than one mode: X takes W to (W - eta |W| X / |X|), scaled to the norm of W */
     ABAR_BLOCK_BASIS /* when it is due: B_i <- the eigenvectors of S_i, at first; later orthonormalised rows of B_i S_i, first
                         ordered by the diagonal of B_i S_i B_i^T, and v with them; m is rotated along */
 } abar__block_stage_kind;
@@ -59,6 +60,8 @@ typedef struct abar__block_stage {
     double ridge;      /* ROOT: 0: none */
     double exponent;   /* negative: 1 / (2 modes of the block) */
     bool corrected;    /* MEASURE: V / (1 - beta^t) for V; STEP: c is not 1 */
+    bool cautious;     /* STEP */
+    bool ball;         /* STEP */
     bool transposed;   /* MULTIPLY */
     bool whole;        /* RESCALE */
     int64_t start,

@@ -135,10 +135,13 @@ typedef enum abar__derived_kind {
 typedef struct abar__derived_tensor {
     const char *name; /* NULL: not used */
     abar__derived_kind kind;
+    int32_t width;        /* INVERSE: of the diagonal blocks of so many columns, each by itself, with `scale` times the mean of
+                             its diagonal added to the shift; 0: of the whole */
     int64_t n;            /* elements */
     int32_t average;      /* which */
     int32_t scale, shift; /* scalars; -1: 1, 0 */
     int32_t values;       /* -1: none */
+    int32_t rank;         /* INVERSE: 1 / shift but for so many eigenvectors, those of the largest eigenvalues; 0: exact */
     bool calibrated;
     void *data;
 } abar__derived_tensor;
@@ -180,8 +183,9 @@ typedef struct abar__plan {
     int64_t positions; /* not 0: average[0] is pending as sums by position (abar__position_sums), multiplied at the commit */
     abar__running_average average[ABAR_PLAN_AVERAGES]; /* of activations, of output gradients */
     abar__running_average mean_number;                 /* one more average, a single number: pending in double */
-    int32_t rounds;                                    /* of the iteration for nearest factors, */
-    int32_t start;                                     /* which begins from this derived tensor, (out, out) */
+    double identity; /* where averages of products begin: at so many times I; 0: at zero, for which they are corrected */
+    int32_t rounds;  /* of the iteration for nearest factors, */
+    int32_t start;   /* which begins from this derived tensor, (out, out) */
     int32_t second[2],
         second_start;    /* of a second term: averages of its factors, (d, d) and (out, out), and likewise; -1: none */
     int64_t slots;       /* of a ring of gradients: derived[0], with its products in derived[1]; 0: none */
@@ -210,6 +214,7 @@ ABAR_BOTH void *abar__plan_data(const abar__plan *p, int32_t derived) { return d
 /* When to refresh, and what joins all maps. */
 typedef struct abar__cadence {
     double stat_decay;             /* beta, the weight of the old value */
+    int64_t offset;                /* the first step with statistics and refreshes */
     int64_t tinv, spread, numbers; /* steps between refreshes; 1: spread over the steps; numbers: of maps, linked ones as one */
     int32_t every_commit;          /* refresh after every commit, whatever tinv says */
     int32_t one_batch;             /* a refresh needs the statistics of its own step */

@@ -30,10 +30,16 @@ ABAR_BOTH double abar__scalar_or(const double *v, int32_t index, double otherwis
 /* What an average is multiplied by to be read (methods.md section 0). */
 ABAR_BOTH double abar__unbias(double decay, int64_t commits) { return 1.0 / (1.0 - pow(decay, (double)commits)); }
 
+/* The same of a plan's averages: those that begin at a multiple of the identity are read as they are. */
+ABAR_BOTH double abar__plan_unbias(const abar__plan *p, double decay, int64_t commits)
+{
+    return p->identity > 0.0 ? 1.0 : abar__unbias(decay, commits);
+}
+
 ABAR_BOTH bool abar__on_schedule(const abar__cadence *c, int64_t k, int64_t number)
 {
-    const int64_t shift = c->spread ? number * c->tinv / c->numbers : 0;
-    return k == 0 || (k - shift) % c->tinv == 0;
+    const int64_t shift = c->spread ? number * c->tinv / c->numbers : 0, since = k - c->offset;
+    return since == 0 || (since > 0 && (since - shift) % c->tinv == 0);
 }
 
 /* Whether to refresh in step k; what cannot be derived yet stays due. calibrated: the plan wants to be. */
@@ -96,7 +102,8 @@ ABAR_BOTH double abar__take_ridge(double largest, double *ridge)
     return *ridge;
 }
 
-/* Schedule-Free AdamW (optimizers.md section 4): counts update t at this rate in, and returns c, the share of the new z in x. */
+/* Schedule-Free AdamW (optimizers.md section 4): counts update t at this rate in, and returns c, the share of the new z in x.
+ */
 ABAR_BOTH double abar__schedule_free_share(abar__step_state *s, double lr, double time_power, double rate_power)
 {
     s->rate_max = fmax(s->rate_max, lr);
@@ -107,6 +114,21 @@ ABAR_BOTH double abar__schedule_free_share(abar__step_state *s, double lr, doubl
 
 /* What brings a block from one norm to another (methods.md section 11, hyperball). */
 ABAR_BOTH double abar__hyperball_rate(double radius, double length) { return radius / fmax(length, 1e-10); }
+
+/* A step W <- W - lr X that keeps the norm of W: X <- step X + weight W. */
+typedef struct abar__ball {
+    double step, weight;
+} abar__ball;
+
+/* weight, step, inner: |W|^2, |X|^2, <W, X>; the direction is c X. */
+ABAR_BOTH abar__ball abar__ball_of(double weight, double step, double inner, double c, double lr)
+{
+    const double radius = sqrt(weight), rate = c * abar__hyperball_rate(radius, c * sqrt(step));
+    const double moved = weight - 2.0 * lr * rate * inner + lr * rate * lr * rate * step;
+    const double back = abar__hyperball_rate(radius, sqrt(fmax(moved, 0.0)));
+    const abar__ball ball = {back * rate, lr > 0.0 ? (1.0 - back) / lr : 0.0};
+    return ball;
+}
 
 /* The place of value k among n in descending order, equals in theirs. */
 ABAR_BOTH int64_t abar__place_of(int64_t n, const double *values, int64_t k)

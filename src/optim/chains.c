@@ -136,7 +136,9 @@ static abar_status check_weight(const abar_optim *o, int i)
 {
     abar_context *ctx = o->dev->ctx;
     const abar_tensor *value = &o->params[i].value;
-    const int64_t count = abar_tensor_count(value), blocks = o->views[i].rows / o->chains[i].block_rows;
+    const abar__chain *chain = &o->chains[i];
+    const int64_t count = abar_tensor_count(value);
+    const int64_t blocks = chain->orthogonalise ? o->views[i].rows / chain->block_rows : abar__param_blocks(o, i, NULL);
     void *memory;
     ABAR_TRY(abar__alloc(ctx, (size_t)count * sizeof(double), &memory));
     const abar_tensor host = abar_tensor_wrap(NULL, memory, ABAR_F64, value->ndim, value->dim);
@@ -145,8 +147,8 @@ static abar_status check_weight(const abar_optim *o, int i)
     abar__free(ctx, memory, (size_t)count * sizeof(double));
     if (zero < 0) return status;
     return abar__fail(ctx, ABAR_E_ARGUMENT,
-                      "--hyperball: block %lld of %s is zero and would stay so; initialise it, or leave it out by --muon-skip",
-                      (long long)zero, o->params[i].name);
+                      "--hyperball: block %lld of %s is zero and would stay so; initialise it, or leave %s", (long long)zero,
+                      o->params[i].name, chain->orthogonalise ? "it out by --muon-skip" : "out --hyperball");
 }
 
 abar_status abar__optim_check_blocks(abar_optim *o)

@@ -140,7 +140,7 @@ void abar__optim_lay_out(abar_optim *o)
     const int end = o->n_updates;
     lay_out_others(o);
     bool hyperball = false; /* then it is that of all blocks */
-    for (int i = 0; i < o->n; i++) hyperball = hyperball || o->chains[i].hyperball;
+    for (int i = 0; i < o->n; i++) hyperball = hyperball || (o->chains[i].hyperball && o->chains[i].orthogonalise);
     add_pass(o, hyperball ? ABAR_PASS_HYPERBALL : ABAR_PASS_UPDATE, ABAR_UPDATE_PLAIN, first, end);
     abar__optim_lay_out_extra(o);
     if (o->scalars.inside) decay_no_more(o);

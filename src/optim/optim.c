@@ -208,6 +208,7 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
         o->owners[m] = (abar__owner){-1, -1};
         if (o->curvature->maps[m].layer < 0) continue; /* all parameters */
         ABAR_TRY(find_owner(o, &layers[o->curvature->maps[m].layer], &o->owners[m]));
+        if (!o->curvature->maps[m].bias) o->owners[m].bias = -1; /* there is none, or the rule has it */
         o->mapped[o->owners[m].weight] = true;
         if (o->owners[m].bias >= 0) o->mapped[o->owners[m].bias] = true;
         if (o->owners[m].bias >= 0 && abar__zero_owns(o, o->owners[m].bias) != abar__zero_owns(o, o->owners[m].weight))

@@ -3,6 +3,7 @@
  *
  *     g′ = rot(G);   m ← β₁m + (1−β₁)g′;   v ← β₂v + (1−β₂)g′⊙g′;   N = unrot(m/(√v + ε))
  *     W ← (1 − ηλ)(W − η√(1−β₂ᵗ)/(1−β₁ᵗ) N);   S_i ← β_s S_i + (1−β_s) G₍ᵢ₎G₍ᵢ₎ᵀ
+ *     cautious: λ = 0 where N and W have different signs; hyperball: W ← W − η(‖W‖/‖N‖)N, scaled to the norm it had
  *     every f-th update: Q_i ← Q of qr(S_i Q_i), and m = rot_new(unrot_old(m))
  *
  * The first update makes no step: Q_i are the eigenvectors of the first S_i. */
@@ -12,7 +13,7 @@
 typedef struct config {
     double beta1, beta2, factor_beta, eps;
     int64_t every, longest, factors, conv;
-    bool normalize, correct_bias;
+    bool normalize, correct_bias, cautious, hyperball;
     char split[ABAR_OPTION_TEXT_MAX];
 } config;
 
@@ -32,6 +33,8 @@ static const abar_option options[] = {
     CHOICE("soap-conv", conv, "matrix", "matrix|modes", "a convolution as a matrix, or with a basis for each dimension"),
     FLAG("normalize", normalize, "false", "each block's step gets the root mean square 1"),
     FLAG("correct-bias", correct_bias, "true", "bias correction of the running means"),
+    FLAG("cautious", cautious, "false", "weight decay only where it agrees with the step"),
+    FLAG("hyperball", hyperball, "false", "every matrix keeps its norm, and the rate is relative to it; without weight decay"),
     TEXT("split", split, "qkv", "parts of a fused projection: qkv, heads:N, or none"),
     {.name = NULL},
 };
@@ -43,6 +46,9 @@ static abar_status check(abar_context *ctx, const void *settings)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--shampoo-beta %g: give a number from 0 on, or -1", c->factor_beta);
     if (c->factors == FACTORS_KL && c->conv == CONV_MODES)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--soap-factors kl: is for matrices, leave out --soap-conv modes");
+    if (c->cautious && c->hyperball)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--cautious: --hyperball has no weight decay to be cautious with, leave one out");
     return abar__split_check(ctx, c->split);
 }
 
@@ -51,6 +57,7 @@ static void plan(const void *settings, const abar__param_view *param, abar__chai
     const config *c = settings;
     abar__chain_modes(chain, param, abar__split_rows(c->split, param), param->ndim != 4 || c->conv == CONV_MATRIX);
     chain->late_decay = true;
+    chain->hyperball = c->hyperball && chain->cut.order > 1;
 }
 
 static void stages(const void *settings, abar__block_plan *p)
@@ -69,6 +76,8 @@ static void stages(const void *settings, abar__block_plan *p)
     if (rotates) abar__blocks_rotate_back(p, q); /* N */
     if (c->normalize) abar__blocks_even(p);
     abar__blocks_step(p, adam, c->correct_bias);
+    if (c->cautious) abar__blocks_cautious(p);
+    if (c->hyperball) abar__blocks_ball(p);
     if (rotates) abar__blocks_turn(p, q, adam, c->every);
 }
 

@@ -205,6 +205,26 @@ void abar__blocks_step(abar__block_plan *p, abar__adam adam, bool corrected)
                  .kind = ABAR_BLOCK_STEP, .state = -1, .beta = adam.beta1, .beta2 = adam.beta2, .corrected = corrected});
 }
 
+static abar__block_stage *last_step(abar__block_plan *p)
+{
+    abar__block_stage *s = p->n_stages > 0 ? &p->stage[p->n_stages - 1] : NULL;
+    if (s && s->kind == ABAR_BLOCK_STEP) return s;
+    fail(p, "it says how a step is made that it does not make");
+    return NULL;
+}
+
+void abar__blocks_cautious(abar__block_plan *p)
+{
+    abar__block_stage *s = last_step(p);
+    if (s) s->cautious = true;
+}
+
+void abar__blocks_ball(abar__block_plan *p)
+{
+    abar__block_stage *s = last_step(p);
+    if (s) s->ball = true;
+}
+
 void abar__blocks_turn(abar__block_plan *p, abar__basis b, abar__adam adam, int64_t every)
 {
     if (every < 1) fail(p, "bases are renewed at multiples of at least 1");

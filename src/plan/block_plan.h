@@ -73,6 +73,9 @@ void abar__blocks_rotate_back(abar__block_plan *p, abar__basis basis);
 void abar__blocks_even(abar__block_plan *p); /* rms 1 */
 /* The step of Adam, its bias corrected or not, with the decay behind it (abar__chain's late_decay). */
 void abar__blocks_step(abar__block_plan *p, abar__adam adam, bool corrected);
+/* After step: the decay acts only where it agrees with the step; blocks of more than one mode keep their norm. */
+void abar__blocks_cautious(abar__block_plan *p);
+void abar__blocks_ball(abar__block_plan *p);
 void abar__blocks_turn(abar__block_plan *p, abar__basis basis, abar__adam adam, int64_t every);
 
 /* Whether both keep the same state. */

@@ -139,6 +139,12 @@ void abar__plan_calibrate(abar__plan *p)
         if (p->scalar[i].kind == ABAR_SCALAR_NUMBER) p->scalar[i].calibrated = true;
 }
 
+void abar__plan_begin_at(abar__plan *p, double identity)
+{
+    if (p->positions || identity < 0.0) fail(p, "its averages begin where they cannot");
+    p->identity = identity;
+}
+
 void abar__plan_by_position(abar__plan *p, int64_t positions) { p->positions = positions; }
 
 /* ---- scalars ------------------------------------------------------------------------------------------------------ */
@@ -238,6 +244,26 @@ abar__factor abar__plan_inverse(abar__plan *p, const char *name, abar__stat a, a
 {
     const abar__factor f = derived(p, name, ABAR_DERIVED_INVERSE, a.index, matrix_count(p, a));
     depend(p, f, &p->derived[f.index < 0 ? 0 : f.index].shift, shift);
+    return f;
+}
+
+abar__factor abar__plan_inverse_by_blocks(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, abar__scalar gamma,
+                                          int64_t width)
+{
+    const abar__factor f = abar__plan_inverse(p, name, a, shift);
+    if (width < 1) fail(p, "it inverts blocks of no columns");
+    if (p->scalar[gamma.index].kind != ABAR_SCALAR_VALUE) fail(p, "it damps blocks by a part that is no number");
+    if (f.index < 0) return f;
+    p->derived[f.index].width = (int32_t)width;
+    depend(p, f, &p->derived[f.index].scale, gamma);
+    return f;
+}
+
+abar__factor abar__plan_inverse_of_rank(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, int64_t rank)
+{
+    const abar__factor f = abar__plan_inverse(p, name, a, shift);
+    if (rank < 1) fail(p, "it inverts by no eigenvectors");
+    if (f.index >= 0) p->derived[f.index].rank = (int32_t)rank;
     return f;
 }
 

@@ -51,6 +51,8 @@ void abar__plan_own_loss(abar__plan *p, abar__stat g);
 abar__scalar abar__plan_mean_number(abar__plan *p, const char *name, abar__statistic source, abar__per per);
 /* All averages so far come from one pass over the training set before step 0, and stay. */
 void abar__plan_calibrate(abar__plan *p);
+/* Averages of products begin at so many times the identity, and are read as they are; 0: at zero. */
+void abar__plan_begin_at(abar__plan *p, double identity);
 /* The mean is pending as sums over so many positions of a sequence (abar__position_sums). */
 void abar__plan_by_position(abar__plan *p, int64_t positions);
 
@@ -79,6 +81,12 @@ abar__factor abar__plan_vector(abar__plan *p, const char *name, abar__stat a, ab
 abar__factor abar__plan_reciprocals(abar__plan *p, const char *name, abar__stat a, const abar__scalar *scale,
                                     abar__scalar shift);
 abar__factor abar__plan_inverse(abar__plan *p, const char *name, abar__stat a, abar__scalar shift); /* (Â + shift I)⁻¹ */
+/* Of the diagonal blocks of so many columns (the last may be smaller), each with gamma times the mean of its own diagonal more.
+ */
+abar__factor abar__plan_inverse_by_blocks(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, abar__scalar gamma,
+                                          int64_t width);
+/* I/shift + U diag(1/(values + shift) - 1/shift) Uᵀ, U so many eigenvectors of Â with the largest values. */
+abar__factor abar__plan_inverse_of_rank(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, int64_t rank);
 /* (Xᵀ X + shift I)⁻¹ of rows X, through a matrix as large as their number; names: of what stands for it, and of its shift. */
 abar__factor abar__plan_inverse_by_rows(abar__plan *p, const char *name, const char *shift_name, abar__stat rows,
                                         abar__scalar shift);

@@ -19,6 +19,7 @@ const char *lab_cases[][2] = {
     {"smac", "damping=adaptive diagonal-damping=0.05"},
     {"smac", "damping=0.2 damping-form=coupled kl-clip=0.01"},
     {"foof", "damping=0.2"},
+    {"foof", "damping=trace:0.3"},
     {"kfac", "damping=0.1"},
     {"kfac", "damping=0.2 kfac=expand pgrad=per-example kl-clip=0"},
     {"kfac", "damping=0.2 kfac-inverse=eigen pgrad=per-example"},
@@ -31,6 +32,9 @@ const char *lab_cases[][2] = {
     {"kpsvd", "damping=0.1"},
     {"kpsvd", "damping=0.2 kl-clip=0 kpsvd-rounds=1"},
     {"kpsvd", "damping=0.2 kpsvd-terms=2"},
+    {"foof", "damping=0.2 foof-width=3"},
+    {"foof", "damping=0.2 kfac-rank=2"},
+    {"kfac", "damping=0.2 kfac-rank=2"},
     {NULL, NULL},
 };
 

@@ -39,6 +39,8 @@ int main(void)
         METHOD(golden_ref_matches_every_case, "mfac"),
         METHOD(golden_ref_matches_every_case, "kbfgs"),
         METHOD(golden_ref_matches_every_case, "mfac_authors"),
+        METHOD(golden_ref_matches_every_case, "begun"),
+        METHOD(golden_ref_matches_every_case, "parts"),
         METHOD(golden_ref_matches_every_case, "attention"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "mac"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "smac"),
@@ -51,6 +53,8 @@ int main(void)
         METHOD(golden_cpu_matches_every_case_in_every_layout, "mfac"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "kbfgs"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "mfac_authors"),
+        METHOD(golden_cpu_matches_every_case_in_every_layout, "begun"),
+        METHOD(golden_cpu_matches_every_case_in_every_layout, "parts"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "attention"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

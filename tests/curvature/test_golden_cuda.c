@@ -32,6 +32,7 @@ int main(void)
         METHOD(golden_cuda_matches_every_case, "kfac"),
         METHOD(golden_cuda_matches_every_case, "eva"),
         METHOD(golden_cuda_matches_every_case, "lngd"),
+        METHOD(golden_cuda_matches_every_case, "begun"),
         METHOD(golden_cuda_matches_every_case, "attention"),
         METHOD(golden_cuda_matches_every_case_with_bf16_activations, "mac"),
         METHOD(golden_cuda_matches_every_case_with_bf16_activations, "smac"),

@@ -93,6 +93,17 @@ static void statistics_with_bad_numbers_are_dropped_as_on_ref(void **state)
         }
 }
 
+/* At a step that draws: the diagonal stays, once and for all it would be infinite. */
+static void drawn_gradients_with_squares_too_large_are_dropped_as_on_ref(void **state)
+{
+    for (int clipped = 0; clipped < 2; clipped++) {
+        rig_config config = rig_configs[RIG_SOPHIA + 1];
+        config.far_step = 5;
+        config.clip = clipped ? 1e24 : 0.0;
+        assert_int_equal(run_beside_ref(*state, &config), 0);
+    }
+}
+
 /* ---- without gradient ------------------------------------------------------------------------------------------ */
 
 /* One has no gradient for three steps: nothing of it changes, and the others go on as on ref. */
@@ -348,6 +359,7 @@ static int cases_beside_ref(const char *device, struct CMUnitTest *out)
         CASE(steps_from_micro_batches_equal_ref),
         CASE(steps_with_bad_gradients_are_skipped_as_on_ref),
         CASE(statistics_with_bad_numbers_are_dropped_as_on_ref),
+        CASE(drawn_gradients_with_squares_too_large_are_dropped_as_on_ref),
         CASE(parameters_without_gradient_stay_as_on_ref),
         CASE(matrices_with_gradients_in_turn_equal_ref),
         CASE(averaged_weights_equal_ref),

@@ -91,6 +91,13 @@ const rig_config rig_configs[] = {
      .method = "ngd",
      .rho = 50,
      .options = {"fisher=exact", "fisher-blocks=layer"}},
+    {SGD, CADENCE, .method = "foof", .rho = 0.2, .options = {"stat-init=0.3"}},
+    {SGD, CADENCE, .method = "kfac", .rho = 0.3, .options = {"stat-init=0.3", "toffset=1", "homogeneous=false"}},
+    {SOAP, .options = {"max-dim=6", "eps=1e-2", "soap-freq=2", "cautious=true"}},
+    {.rule = "soap",
+     .lr = 0.02,
+     .options = {"max-dim=6", "eps=1e-2", "soap-freq=1", "soap-factors=kl", "correct-bias=false", "hyperball=true"}},
+    {.rule = "soap", .lr = 0.02, CADENCE, .method = "mac", .rho = 0.3, .options = {"max-dim=6", "eps=1e-2", "hyperball=true"}},
 };
 
 _Static_assert(sizeof rig_configs / sizeof *rig_configs == RIG_CONFIGS, "RIG_CONFIGS is not the number of rows");

@@ -310,6 +310,8 @@ static void load(const rig *r, const rig_side *s)
         const rig_param *p = &r->param[i];
         double *finite = host_numbers(p->count);
         for (int64_t e = 0; e < p->count; e++) finite[e] = isfinite(p->grad[e]) ? p->grad[e] : 0.0;
+        if (r->config.far_step && r->k == r->config.far_step && i == 0) /* ref has larger numbers */
+            finite[0] = s == &r->ref ? NAN : 1e25;
         put(r, &s->extra[i], finite);
         free(finite);
     }

@@ -26,12 +26,13 @@ typedef struct rig_config {
     int parts;                     /* micro-batches that statistics come in; 0: 1 */
     int bad_step;                  /* a gradient is not a number there; 0: nowhere (the first step is clean) */
     int bad_input_step, bad_layer; /* an activation is */
+    int far_step;                  /* the square of an extra gradient is no number there */
     const char *options[8];        /* of the rule or the method, "name=value"; NULL: no more */
 } rig_config;
 
 /* Every rule and method. */
 enum {
-    RIG_CONFIGS = 66,
+    RIG_CONFIGS = 71,
     RIG_SGD = 0,
     RIG_ADAMW = 4,
     RIG_MAC = 5,

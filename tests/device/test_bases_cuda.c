@@ -1,5 +1,6 @@
 /* Bases on the cuda device (cuda/factors/bases.h): eigenvectors at first and then orthogonal iteration, many sizes at once,
  * against ref; singular averages, and recordings in which the device decides. */
+#include "base/clock.h"
 #include "cuda_testing.h"
 #include "device/cuda/factors/bases.h"
 
@@ -238,7 +239,7 @@ static void turned_bases_of_many_sizes_equal_ref(void **unused)
     }
 }
 
-/* Sides for which rows are kept in registers, and beyond; the first basis is given, since eigenvectors take long. */
+/* Sides for which rows are kept in registers, and beyond; the first basis is given. */
 static void turned_bases_of_long_sides_equal_ref(void **unused)
 {
     (void)unused;
@@ -258,11 +259,30 @@ static void turned_bases_of_long_sides_equal_ref(void **unused)
     destroy(&r);
 }
 
+/* Many pieces of a factor meet in many thread blocks; a singular average has many equal eigenvalues. */
+static void first_bases_of_long_sides_are_eigenvectors(void **unused)
+{
+    (void)unused;
+    static const int64_t sides[] = {300, 768, 768, 1025}, ranks[] = {305, 773, 100, 30};
+    if (cuda_only("ABAR_TEST_SMALL")) return;
+    rig r = {0};
+    for (int i = 0; i < 4; i++) add(&r, sides[i], ranks[i]);
+    create(&r, true);
+    ask(&r, 1);
+    const double before = abar__seconds();
+    run(&r);
+    print_message("first bases of sides 300, 768, 768, 1025: %.2f s\n", abar__seconds() - before);
+    assert_int_equal(r.now.kept, 0);
+    check_eigenvectors(&r);
+    check(&r, true, true);
+    destroy(&r);
+}
+
 /* More bases than fit into the workspace at once: the bits of one that has it alone. */
 static void bases_in_several_waves_equal_those_alone_bit_for_bit(void **unused)
 {
     (void)unused;
-    enum { SIDE = 2200, BASES = 4 }; /* 78 MB of workspace each, of 256 */
+    enum { SIDE = 2200, BASES = 14 }; /* 78 MB of workspace each, of 1 GiB */
     if (cuda_only("ABAR_TEST_SMALL")) return;
     rig r = {0};
     for (int i = 0; i < BASES; i++) {
@@ -369,6 +389,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(turned_bases_of_many_sizes_equal_ref),
         cmocka_unit_test(turned_bases_of_long_sides_equal_ref),
+        cmocka_unit_test(first_bases_of_long_sides_are_eigenvectors),
         cmocka_unit_test(bases_in_several_waves_equal_those_alone_bit_for_bit),
         cmocka_unit_test(bases_of_averages_without_eigenvectors_stay),
         cmocka_unit_test(recorded_turns_equal_others_bit_for_bit),

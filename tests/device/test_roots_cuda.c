@@ -148,7 +148,9 @@ static void fill(rig *r)
         for (int k = 0; k < 3; k++) add(r, sides[i], exponents[(i + 2 * k) % 6], sides[i] + 5);
     add(r, 40, 0.4, 45); /* by eigenvalues */
     add(r, 65, 0.0, 70);
-    if (!cuda_only("ABAR_TEST_SMALL")) add(r, 300, 0.25, 320);
+    if (cuda_only("ABAR_TEST_SMALL")) return;
+    add(r, 300, 0.25, 320);
+    add(r, 300, 0.3, 320);
 }
 
 static void roots_of_many_sizes_and_exponents_equal_ref(void **unused)
@@ -204,6 +206,37 @@ static void singular_averages_have_roots_and_zeros_have_none(void **unused)
     float first;
     cuda_move(cuda, &first, r.of[2].f.root, sizeof first);
     assert_true(first == 7.0f);
+    destroy(&r);
+}
+
+/* What a ridge adds stays in the average. */
+static void ridges_are_taken_of_the_largest_eigenvalue(void **unused)
+{
+    (void)unused;
+    rig r = {0};
+    add(&r, 130, 0.25, 140);
+    subject *s = &r.of[0];
+    const size_t count = (size_t)(s->n * s->n);
+    double *a = malloc(count * sizeof *a), *expected = malloc(count * sizeof *expected), ridge = 0.01;
+    float *average = malloc(square_bytes(s)), *found = malloc(square_bytes(s));
+    void *scratch = malloc(ref->ops->stats->inverse_root_scratch(ref, s->n));
+    s->f.ridge = ridge;
+    create(&r);
+    ask(&r, 1, 1.0, 0.1);
+    run(&r);
+    assert_int_equal(r.now.kept, 0);
+    for (size_t i = 0; i < count; i++) a[i] = (double)s->average[i];
+    assert_true(ref->ops->stats->inverse_root(ref, s->n, a, 1.0, 0.1, &ridge, s->exponent, expected, scratch));
+    cuda_move(cuda, average, s->f.average, square_bytes(s));
+    cuda_move(cuda, found, s->f.root, square_bytes(s));
+    for (int64_t i = 0; i < s->n; i++)
+        assert_true(fabs((double)average[i * (s->n + 1)] - a[i * (s->n + 1)] - ridge) <= 1e-5 * a[i * (s->n + 1)]);
+    for (size_t i = 0; i < count; i++) assert_true(fabs((double)found[i] - expected[i]) <= 1e-6 * expected[0]);
+    free(scratch);
+    free(found);
+    free(average);
+    free(expected);
+    free(a);
     destroy(&r);
 }
 
@@ -277,8 +310,11 @@ int main(void)
     const int missing = cuda_missing();
     if (missing) return missing;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(roots_of_many_sizes_and_exponents_equal_ref),      cmocka_unit_test(roots_that_are_not_wanted_stay),
-        cmocka_unit_test(singular_averages_have_roots_and_zeros_have_none), cmocka_unit_test(roots_in_several_waves_equal_ref),
+        cmocka_unit_test(roots_of_many_sizes_and_exponents_equal_ref),
+        cmocka_unit_test(roots_that_are_not_wanted_stay),
+        cmocka_unit_test(singular_averages_have_roots_and_zeros_have_none),
+        cmocka_unit_test(roots_in_several_waves_equal_ref),
+        cmocka_unit_test(ridges_are_taken_of_the_largest_eigenvalue),
         cmocka_unit_test(recorded_roots_equal_others_bit_for_bit),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);

@@ -15,7 +15,8 @@ static const char *const variants[][2] = {{"sgd", "nesterov=true"},       {"adam
                                           {"shampoo", "graft=adam"},      {"shampoo", "shampoo-freq=2"},
                                           {"shampoo", "shampoo-block=7"}, {"shampoo", "shampoo-preset=mac-paper"},
                                           {"soap", "soap-freq=2"},        {"soap", "soap-factors=kl"},
-                                          {"soap", "soap-conv=modes"},    {"adahessian", "hessian-every=2"},
+                                          {"soap", "soap-conv=modes"},    {"soap", "hyperball=true"},
+                                          {"soap", "cautious=true"},      {"adahessian", "hessian-every=2"},
                                           {"sophia", "hessian-every=2"}};
 enum { VARIANTS = sizeof variants / sizeof *variants };
 

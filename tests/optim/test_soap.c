@@ -24,8 +24,8 @@ static const golden_set steps = {.rule = "soap",
                                  .shapes = shapes,
                                  .n = PARAMS,
                                  .layers = 4,
-                                 .cases = 13,
-                                 .options = 10};
+                                 .cases = 17,
+                                 .options = 12};
 
 static void soap_on_ref_is_the_oracles(void **state)
 {
@@ -46,7 +46,102 @@ static void soap_is_its_authors(void **state)
     golden_set peer = steps;
     peer.file = ABAR_TEST_DATA "/golden/soap_peer.safetensors";
     peer.cases = 10;
+    peer.options = 10;
     for (int d = first_device(); d < 2; d++) golden_check(&peer, devices[d], 1e-5);
+}
+
+/* ---- hyperball and cautious decay ------------------------------------------------------------------------------------- */
+
+static double norm_of(const abar_tensor *t, int64_t first, int64_t n)
+{
+    double sum = 0.0;
+    for (int64_t i = first; i < first + n; i++) sum += fixture_get(t, i) * fixture_get(t, i);
+    return sqrt(sum);
+}
+
+/* Every matrix of a fused projection keeps its own norm, from the first step on, which moves nothing; a vector does not. */
+static void soap_on_the_hyperball_keeps_norms(void **state)
+{
+    (void)state;
+    static const shape two[] = {{2, {24, 12}}, {1, {12}}};
+    for (int d = 0; d < 2; d++)
+        for (int kl = 0; kl < 2; kl++) {
+            rig r;
+            double before[3];
+            rig_open(&r, devices[d], two, 2);
+            r.f.params[0].weight_decay = r.f.params[1].weight_decay = 0.0;
+            rig_layer(&r, 0, -1)->attention = (abar_attention){.heads = 2, .value_row = 16, .value_rows = 8};
+            rig_soap(&r, SETTINGS("hyperball=true", kl ? "soap-factors=kl" : "soap-freq=2"));
+            assert_int_equal(abar_optim_param_info(r.optim, 0)->blocks, 3);
+            for (int b = 0; b < 3; b++) before[b] = norm_of(&r.f.params[0].value, 96 * b, 96);
+            const double vector = norm_of(&r.f.params[1].value, 0, 12);
+            for (int k = 0; k < 6; k++) {
+                const double first = fixture_get(&r.f.params[0].value, 7);
+                fixture_fill_grads(&r.f, 1.0);
+                assert_false(fixture_step(r.optim, 0.1, 0.0, 0.0).skipped);
+                assert_true((fixture_get(&r.f.params[0].value, 7) == first) == (k == 0));
+            }
+            for (int b = 0; b < 3; b++) {
+                const double now = norm_of(&r.f.params[0].value, 96 * b, 96);
+                assert_true(fabs(now - before[b]) <= (d == 0 ? 1e-12 : 1e-5) * before[b]);
+            }
+            assert_true(fabs(norm_of(&r.f.params[1].value, 0, 12) - vector) > 1e-3 * vector);
+            rig_close(&r);
+        }
+}
+
+static void soap_on_the_hyperball_refuses_decay_and_zero_matrices(void **state)
+{
+    (void)state;
+    static const shape two[] = {{2, {8, 12}}, {1, {12}}};
+    const abar_step_config step = {.size = sizeof step, .lr = 0.1};
+    rig r;
+    rig_open(&r, "cpu", two, 2);
+    assert_int_equal(rig_try_rule(&r, "soap", SETTINGS("hyperball=true")), ABAR_E_ARGUMENT);
+    assert_non_null(strstr(abar_context_error(r.f.ctx), "--weight-decay 0"));
+    r.f.params[0].weight_decay = r.f.params[1].weight_decay = 0.0;
+    assert_int_equal(rig_try_rule(&r, "soap", SETTINGS("hyperball=true", "cautious=true")), ABAR_E_ARGUMENT);
+    for (int i = 0; i < 96; i++) fixture_set(&r.f.params[0].value, i, 0.0);
+    for (int i = 0; i < 12; i++) fixture_set(&r.f.params[1].value, i, 0.0); /* as biases begin */
+    rig_soap(&r, SETTINGS("hyperball=true"));
+    assert_int_equal(abar_optim_step(r.optim, &step, NULL), ABAR_E_ARGUMENT);
+    assert_non_null(
+        strstr(abar_context_error(r.f.ctx), "block 0 of p0 is zero and would stay so; initialise it, or leave out"));
+    fixture_set(&r.f.params[0].value, 50, 0.5);
+    assert_int_equal(abar_optim_step(r.optim, &step, NULL), ABAR_OK);
+    rig_close(&r);
+}
+
+/* The same step; where it has another sign than the weight there is no decay, elsewhere all of it. */
+static void soap_with_cautious_decay_decays_where_the_step_agrees(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {8, 12}}};
+    for (int d = 0; d < 2; d++) {
+        rig r[2];
+        double start[96], end[2][96];
+        for (int k = 0; k < 2; k++) { /* the last one: no decay at all */
+            rig_open(&r[k], devices[d], one, 1);
+            r[k].f.params[0].weight_decay = k == 0 ? 1.0 : 0.0;
+            rig_soap(&r[k], SETTINGS(k == 0 ? "cautious=true" : "cautious=false"));
+            for (int i = 0; i < 96; i++) start[i] = fixture_get(&r[k].f.params[0].value, i);
+            for (int i = 0; i < 2; i++) {
+                fixture_fill_grads(&r[k].f, 1.0);
+                fixture_step(r[k].optim, 0.1, 0.0, 0.0);
+            }
+            for (int i = 0; i < 96; i++) end[k][i] = fixture_get(&r[k].f.params[0].value, i);
+            rig_close(&r[k]);
+        }
+        int agreed = 0;
+        for (int i = 0; i < 96; i++) {
+            const bool agrees = (start[i] - end[1][i]) * start[i] >= 0.0;
+            agreed += agrees;
+            const double expected = end[1][i] - (agrees ? 0.1 * start[i] : 0.0);
+            if (!(fabs(end[0][i] - expected) <= 1e-6))
+                fail_msg("%s: %g becomes %g, not %g", devices[d], start[i], end[0][i], expected);
+        }
+        assert_in_range(agreed, 10, 86);
+    }
 }
 
 /* ---- identities ------------------------------------------------------------------------------------------------------ */
@@ -264,6 +359,9 @@ int main(void)
         cmocka_unit_test(soap_on_ref_is_the_oracles),
         cmocka_unit_test(soap_on_cpu_is_the_oracles),
         cmocka_unit_test(soap_is_its_authors),
+        cmocka_unit_test(soap_on_the_hyperball_keeps_norms),
+        cmocka_unit_test(soap_on_the_hyperball_refuses_decay_and_zero_matrices),
+        cmocka_unit_test(soap_with_cautious_decay_decays_where_the_step_agrees),
         cmocka_unit_test(soap_makes_no_first_step),
         cmocka_unit_test(soap_without_rotations_is_adamw_one_step_later),
         cmocka_unit_test(soap_without_rotations_has_adamws_eps_uncorrected),

@@ -18,13 +18,15 @@ class Map:
     def __init__(self, layer, group):
         self.layer, self.group = layer, group
         self.pending = []  # (a, p, ...) of the parts of this step's batch
-        self.average, self.commits = {}, 0
+        self.average, self.commits, self.init = {}, 0, 0.0
         self.dataset = None  # statistics of the calibration pass, where the first layer uses them
         self.derived, self.due = None, False
         self.dropped = self.raised = self.failed = 0
 
     def read(self, decay):
-        """The averages, freed of their start from zero."""
+        """The averages, freed of their start from zero; those that began elsewhere as they are."""
+        if self.init > 0:
+            return dict(self.average)
         return {key: value / (1 - decay**self.commits) for key, value in self.average.items()}
 
 
@@ -48,6 +50,14 @@ def damped_inverse(matrix, damping):
     return None, None, RAISES
 
 
+def inverse_of_rank(matrix, damping, rank):
+    """I/damping but for the eigenvectors of the largest eigenvalues."""
+    values, vectors = np.linalg.eigh(matrix)
+    values, vectors = values[-rank:], vectors[:, -rank:]
+    eye = np.eye(matrix.shape[0], dtype=matrix.dtype)
+    return eye / damping + (vectors * (1 / (values + damping) - 1 / damping)) @ vectors.T
+
+
 class Method:
     """What all methods share: when statistics are taken, committed, dropped and refreshed, and the KL clip."""
 
@@ -59,6 +69,9 @@ class Method:
         self.options, self.lr, self.dtype = options, lr, dtype
         self.decay = float(options["stat-decay"])
         self.tcov, self.tinv = int(options["tcov"]), int(options["tinv"])
+        self.offset, self.homogeneous = int(options.get("toffset", 0)), str(options.get("homogeneous", True)).lower() == "true"
+        for m in self.maps:
+            m.init = float(options.get("stat-init", 0))
         self.k = 0
 
     # ---- of each method
@@ -84,12 +97,14 @@ class Method:
 
     def rows(self, m, x, p, scale):
         a = m.layer.input_rows(np.asarray(x, self.dtype), m.group)
+        if m.layer.bias and not self.homogeneous:
+            a = a[:, :, :-1]
         return a, scale * m.layer.grad_rows(np.asarray(p, self.dtype), m.group)
 
     def observe(self, name, x, p, scale=1.0, **more):
         """x: the layer's input, p: its output gradient, scale: what turns p into dL/dz of the global batch mean;
         more: what else `rows` of a method knows of."""
-        if self.k % self.tcov == 0:
+        if self.k >= self.offset and (self.k - self.offset) % self.tcov == 0:
             for m in self.maps:
                 if m.layer.name == name:
                     m.pending.append(self.rows(m, x, p, scale, **more))
@@ -108,11 +123,15 @@ class Method:
             m.dropped += 1
             return False
         for key, value in new.items():
-            m.average[key] = self.decay * m.average.get(key, 0.0) + (1 - self.decay) * value
+            start = m.init * np.eye(len(value), dtype=value.dtype) if m.init > 0 else 0.0
+            m.average[key] = self.decay * m.average.get(key, start) + (1 - self.decay) * value
         m.commits += 1
         return True
 
     def scheduled(self, index, k):
+        k = k - self.offset
+        if k < 0:
+            return False
         if self.options.get("refresh") == "spread" and k > 0:
             k = k - index * self.tinv // len(self.maps)
         return k % self.tinv == 0
@@ -130,6 +149,9 @@ class Method:
         m.due = False
 
     def inverse(self, m, matrix, damping):
+        rank = int(self.options.get("kfac-rank", 0))
+        if 0 < rank < matrix.shape[0]:
+            return inverse_of_rank(matrix, damping, rank)
         inverse, _, raises = damped_inverse(matrix, damping)
         m.raised += raises
         return inverse
@@ -153,12 +175,16 @@ class Method:
         return m.due and self.can_refresh(m)
 
     def apply(self, grads):
-        before, after = {}, {}
+        before, after, passed = {}, {}, {}
         for m in self.maps:
             weight, bias = grads[m.layer.name]
             before[m] = m.layer.matrix(np.asarray(weight, self.dtype), bias, m.group)
+            if m.layer.bias and not self.homogeneous:
+                before[m], passed[m] = before[m][:, :-1], before[m][:, -1:]
             after[m] = before[m] if m.derived is None else self.precondition(m, before[m])
         self.finish(before, after)
+        for m, bias in passed.items():
+            after[m] = np.concatenate([after[m], bias], axis=1)
         out = {}
         for name, (weight, bias) in grads.items():
             parts = [after[m] for m in self.maps if m.layer.name == name]
@@ -247,7 +273,21 @@ class Foof(Method):
         return {"A": second_moment(a)}
 
     def derive(self, m, averages):
-        return self.inverse(m, averages["A"], self.damping())
+        A = averages["A"]
+        width = int(self.options.get("foof-width", 0)) or len(A)
+        out = np.zeros_like(A)
+        for first in range(0, len(A), width):
+            part = slice(first, first + width)
+            block = self.inverse(m, A[part, part], self.rho(A[part, part]))
+            if block is None:
+                return None
+            out[part, part] = block
+        return out
+
+    def rho(self, matrix):
+        if str(self.options["damping"]).startswith("trace:"):
+            return float(self.options["damping"][6:]) * np.trace(matrix) / len(matrix) + 1e-8
+        return self.damping()
 
     def precondition(self, m, grad):
         return grad @ m.derived

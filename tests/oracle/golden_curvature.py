@@ -330,6 +330,50 @@ def kfac_cases():
     return cases.cases
 
 
+def begun_cases():
+    """Averages that begin at a multiple of the identity, a first step with statistics, rows without the final 1, blocks."""
+    cases = Cases("foof")
+    for init in ("0.001", "2"):
+        cases.add(f"init_{init}", ALL, {"stat-init": init})
+    cases.add("init_often", None, {**OFTEN, "stat-init": "0.5"})
+    cases.add("init_bad_x", LINEAR, {"tcov": "1", "stat-init": "0.5"}, poison=[poison("x", 0, "fc", 7)])
+    for offset in ("1", "3"):
+        cases.add(f"offset_{offset}", SMALL, {"toffset": offset})
+    cases.add("offset_spread", FOUR_MAPS, {"tcov": "1", "tinv": "3", "refresh": "spread", "toffset": "2"})
+    cases.add("offset_bad_grad", PAIR, {"toffset": "2", "tcov": "1"}, poison=[poison("gw", 2, "grouped", 7)])
+    cases.add("plain_rows", ALL, {"homogeneous": "false"})
+    cases.add("plain_rows_kl", SMALL, {"homogeneous": "false", "kl-clip": "0.001"})
+    cases.add("all_three", ALL, {"stat-init": "0.1", "toffset": "1", "homogeneous": "false", "damping": "trace:0.2"})
+    kfac = Cases("kfac")
+    kfac.add("kfac_init", SMALL, {"stat-init": "0.1"})
+    kfac.add("kfac_eigen_init", PAIR, {"stat-init": "0.1", "kfac-inverse": "eigen"})
+    kfac.add("kfac_all_three", ALL, {"stat-init": "0.1", "toffset": "1", "homogeneous": "false"})
+    for width in ("1", "2", "4"):
+        cases.add(f"width_{width}", ALL, {"foof-width": width})
+        cases.add(f"width_{width}_trace", SMALL, {"foof-width": width, "damping": "trace:0.2"})
+    cases.add("width_often", PAIR, {**OFTEN, "foof-width": "3", "damping": "0.5"})
+    cases.add("width_init", SMALL, {"foof-width": "3", "stat-init": "0.001", "damping": "trace:0.2"})
+    mac = Cases("mac")
+    mac.add("mac_plain_rows", SMALL, {"homogeneous": "false", "damping": "1"})
+    mac.add("mac_offset", PAIR, {"toffset": "2"})
+    return {**cases.cases, **kfac.cases, **mac.cases}
+
+
+def parts_cases():
+    """Inverses by the largest eigenvalues."""
+    cases = Cases("foof")
+    for rank in ("1", "2", "3", "5"):
+        cases.add(f"rank_{rank}", ALL, {"kfac-rank": rank, "damping": "0.1"})
+    cases.add("rank_often", PAIR, {**OFTEN, "kfac-rank": "2", "damping": "0.5"})
+    cases.add("rank_trace", SMALL, {"kfac-rank": "3", "stat-init": "0.001", "damping": "trace:0.2"})
+    kfac = Cases("kfac")
+    for rank in ("1", "2", "4"):
+        kfac.add(f"kfac_rank_{rank}", SMALL, {"kfac-rank": rank})
+        kfac.add(f"kfac_rank_{rank}_batch_mean", PAIR, {"kfac-rank": rank, "pgrad": "batch-mean"})
+    kfac.add("kfac_rank_expand", MANY_ROWS, {"kfac-rank": "3", "kfac": "expand", "kl-clip": "0"})
+    return {**cases.cases, **kfac.cases}
+
+
 def eva_cases():
     cases = Cases("eva")
     cases.add_common()
@@ -425,6 +469,8 @@ FILES = {
     "skfac": skfac_cases,
     "kpsvd": kpsvd_cases,
     "mfac": mfac_cases,
+    "begun": begun_cases,
+    "parts": parts_cases,
 }
 
 

@@ -20,6 +20,7 @@ import kbfgs
 import muon
 import networks
 import networks_vit
+import newton_muon
 import ngd
 import philox
 import shampoo
@@ -82,6 +83,7 @@ def main():
     golden_attention.write(out)
     golden_analysis.write(out)
     adams.write(out)
+    newton_muon.write(out)
     muon.write(out)
     shampoo.write(out)
     shampoo_paper.write(out)

@@ -29,6 +29,8 @@ DEFAULTS = {
     "soap-conv": "matrix",
     "normalize": "false",
     "correct-bias": "true",
+    "cautious": "false",
+    "hyperball": "false",
 }
 CASES = {
     "defaults": {},
@@ -44,6 +46,19 @@ CASES = {
     "kl": {"soap-factors": "kl", "soap-freq": 2},
     "kl_every_step": {"soap-factors": "kl", "soap-freq": 1, "weight_decay": 0.1, "shampoo-beta": 0.9},
     "kl_no_correction": {"soap-factors": "kl", "soap-freq": 3, "correct-bias": "false", "beta2": 0.9},
+    "cautious": {"soap-freq": 3, "weight_decay": 0.5, "cautious": "true"},
+    "hyperball": {"soap-freq": 2, "hyperball": "true"},
+    "hyperball_normalize": {"soap-freq": 3, "hyperball": "true", "normalize": "true", "correct-bias": "false"},
+    "record": {
+        "soap-factors": "kl",
+        "hyperball": "true",
+        "correct-bias": "false",
+        "soap-freq": 1,
+        "beta1": 0.95,
+        "beta2": 0.9,
+        "shampoo-beta": 0.9,
+        "lr": 0.018,
+    },
 }
 EXACT = ()  # cases for double precision alone
 
@@ -108,6 +123,16 @@ class Soap:
             value = self.beta_s / self.scales[i] ** 2 + (1 - self.beta_s) * squares[i]
             self.scales[i] = np.minimum(np.maximum(value, 1e-30) ** -0.5, 4000.0)
 
+    def moved(self, step):
+        s, w = self.settings, self.w
+        if s["hyperball"] == "true" and w.ndim > 1:
+            radius = np.linalg.norm(w)
+            w = w - s["lr"] * step * radius / max(np.linalg.norm(step), 1e-10)
+            return w * radius / max(np.linalg.norm(w), 1e-10)
+        if s["cautious"] == "true":
+            return w - s["lr"] * (step + s["weight_decay"] * w * (step * w >= 0))
+        return (1 - s["lr"] * s["weight_decay"]) * (w - s["lr"] * step)
+
     def step(self, grad):
         g, s = np.asarray(grad, dtype=np.float64).reshape(self.w.shape), self.settings
         self.calls += 1
@@ -123,8 +148,7 @@ class Soap:
         if s["normalize"] == "true":
             n = n / (1e-30 + np.sqrt(np.mean(n * n)))
         factor = np.sqrt(1 - beta2**self.t) / (1 - beta1**self.t) if s["correct-bias"] == "true" else 1.0
-        self.w = self.w - s["lr"] * factor * n
-        self.w = (1 - s["lr"] * s["weight_decay"]) * self.w
+        self.w = self.moved(factor * n)
         straight = self.unrot(self.m)
         if self.kl:
             self.add_kl(g, rotated)

@@ -127,6 +127,9 @@ class PreconditionedGradients(Case):
             ("kfac", {"kfac": "expand"}),
             ("kfac", {"kfac": "expand", "kfac_inverse": "eigen", "kl_clip": 0}),
             ("kfac", {"pgrad": "batch-mean", "tcov": 1, "tinv": 2}),
+            ("foof", {"damping": "trace:0.2", "stat_init": 0.001, "toffset": 1, "foof_width": 3, "homogeneous": False}),
+            ("foof", {"kfac_rank": 2, "damping": 0.1}),
+            ("kfac", {"stat_init": 0.1, "kfac_rank": 2}),
             ("eva", {"pgrad": "batch-mean", "damping": 0.001}),
             ("lngd", {"nu1": 1e-6, "nu2": 1e3, "mu": 0.5, "pgrad": "per-example"}),
         ]

@@ -120,6 +120,15 @@ class Kbfgs(support.Case):
         with self.assertRaisesRegex(TypeError, "closure"):
             abar.torch.KBFGS(model).step()
 
+    def test_kbfgs_refuses_to_maximize(self):
+        model = make_net()
+        with self.assertRaisesRegex(ValueError, "cannot maximize.*return the negative loss"):
+            abar.torch.KBFGS(model, maximize=True)
+        optimizer = abar.torch.KBFGS(model)
+        optimizer.param_groups[0]["maximize"] = True
+        with self.assertRaisesRegex(ValueError, "cannot maximize"):
+            optimizer.step(lambda: self.fail("the closure runs"))
+
     def test_step_whose_second_pass_fails_is_undone(self):
         model = make_net()
         optimizer = abar.torch.KBFGS(model, momentum=0.9)

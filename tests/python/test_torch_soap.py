@@ -8,6 +8,10 @@ from torch import nn
 
 # Rotated sides are at most as long as the rest of their tensor: the null space of a first gradient has no basis in particular.
 SETTINGS = {**soap.DEFAULTS, "lr": 0.02, "eps": 1e-3, "max-dim": 6, "soap-freq": 2, "weight_decay": 0.1}
+REPLACED = (  # what the step ends in
+    {"cautious": "true", "weight_decay": 0.5},
+    {"soap-factors": "kl", "hyperball": "true", "correct-bias": "false", "weight_decay": 0.0},
+)
 
 
 def make_net():
@@ -46,13 +50,15 @@ def make(model, **changes):
         normalize=s["normalize"] == "true",
         correct_bias=s["correct-bias"] == "true",
         factors=s["soap-factors"],
+        cautious=s["cautious"] == "true",
+        hyperball=s["hyperball"] == "true",
     )
 
 
 class Oracle(support.Case):
     def test_weights_are_the_oracles(self):
         for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-            for changes in ({}, {"max-dim": 0}, {"normalize": "true", "correct-bias": "false"}, {"soap-factors": "kl"}):
+            for changes in ({}, {"max-dim": 0}, {"normalize": "true", "correct-bias": "false"}, {"soap-factors": "kl"}, *REPLACED):
                 model = make_net().to(dtype)
                 rules = [soap.Soap(p.detach().double().numpy(), {**SETTINGS, **changes}) for p in model.parameters()]
                 train(model, make(model, **changes), 8, rules)

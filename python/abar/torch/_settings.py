@@ -37,7 +37,7 @@ class Settings(TypedDict, total=False):
     first_layer: str | None
     value_stat: str | None
     attention: Any
-    # of rule "adamw" and "muon"
+    # of rules "adamw", "muon" and "soap"
     cautious: bool
     # of rule "sfadamw"
     sf_time_power: float
@@ -72,6 +72,12 @@ class Settings(TypedDict, total=False):
     graft_eps: float
     beta1: float
     beta3: float
+    # of FOOF and KFAC, and of all methods
+    stat_init: float
+    toffset: int
+    homogeneous: bool
+    foof_width: int
+    kfac_rank: int
     # of rule "soap"
     soap_freq: int
     soap_factors: str

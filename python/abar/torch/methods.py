@@ -83,7 +83,7 @@ class FOOF(CurvatureOptimizer):
 
     Args:
         damping: rho, or "trace:G" (G times the mean of the diagonal) (1).
-        settings: those of :class:`CurvatureOptimizer`.
+        settings: those of :class:`CurvatureOptimizer`, and stat_init, toffset, homogeneous, foof_width and kfac_rank.
     """
 
     method = "foof"
@@ -108,7 +108,7 @@ class KFAC(CurvatureOptimizer):
         kl_clip: bound on the step's length in the metric (0.001); 0: off.
         kfac: "reduce" or "expand", for weights that are shared over positions.
         kfac_inverse: "cholesky" or "eigen".
-        settings: those of :class:`CurvatureOptimizer`.
+        settings: those of :class:`CurvatureOptimizer`, and stat_init, toffset, homogeneous and kfac_rank.
     """
 
     method = "kfac"
@@ -366,6 +366,7 @@ class KBFGS(CurvatureOptimizer):
     ) -> None:
         if settings.get("first_pass"):
             raise ValueError("abar: first_pass is of abar train; in PyTorch nobody knows the training set")
+        self._refuse_maximum(bool(settings.get("maximize", False)))
         own = {"kbfgs_pairs": pairs, "kbfgs_decay": difference_decay}
         super().__init__(model, lr, damping=damping, stat_decay=stat_decay, **own, **settings)
 
@@ -374,8 +375,17 @@ class KBFGS(CurvatureOptimizer):
         and ``skipped_steps`` counts."""
         if closure is None:
             raise TypeError("abar: KBFGS makes a second pass over each batch, call step(closure)")
+        self._refuse_maximum(self._maximizes())
         self._random = torch.get_rng_state()
         return super().step(closure, **kwargs)
+
+    @staticmethod
+    def _refuse_maximum(wanted: bool) -> None:
+        if wanted:
+            raise ValueError(
+                "abar: KBFGS cannot maximize: both passes give it output gradients of the loss that the closure returns, whose "
+                "sign it would have to change, too; return the negative loss and leave out maximize"
+            )
 
     def _finish(self, closure: Callable[[], Any] | None, scaling: Scaling) -> None:
         if not self._engine.wants_pass() or closure is None:

@@ -155,7 +155,8 @@ class Soap(CurvatureOptimizer):
         normalize: every step of a parameter gets the root mean square lr.
         correct_bias: Adam's bias correction.
         factors: "shampoo", or "kl" for KL-SOAP's.
-        settings: those of :class:`CurvatureOptimizer`, such as params and clip, and of the rule, such as soap_conv.
+        settings: those of :class:`CurvatureOptimizer`, such as params and clip, and of the rule, such as soap_conv, cautious or
+            hyperball, which needs weight_decay=0.
     """
 
     def __init__(

@@ -166,15 +166,33 @@ static void even(work *w)
     for (int64_t i = 0; i < w->block->count; i++) set(w, w->x, i, get(w, w->x, i) / (ABAR_RMS_EPS + rms));
 }
 
+static abar__ball ball_of(const work *w, double c)
+{
+    const abar__block *b = w->block;
+    double weight = 0.0, inner = 0.0;
+    for (run r = run_from(b, 0); r.first < b->count; r = run_from(b, r.first + r.n))
+        for (int64_t i = 0; i < r.n; i++) {
+            const double v = get(w, b->weight, r.at + i);
+            weight += v * v;
+            inner += v * get(w, w->x, r.first + i);
+        }
+    return abar__ball_of(weight, squares(w), inner, c, w->lr * b->lr_scale);
+}
+
 static void finish(work *w, const abar__block_stage *s)
 {
     const abar__block *b = w->block;
     const double c = s->corrected && w->t > 1 ? abar__late_unbias(s->beta, s->beta2, w->t) : 1.0;
-    const double factor = (1.0 - w->lr * b->lr_scale * b->late_decay) * c;
+    abar__ball f = {c, b->late_decay};
+    if (s->ball && b->order > 1)
+        f = ball_of(w, c);
+    else if (!s->cautious)
+        f.step *= 1.0 - w->lr * b->lr_scale * b->late_decay;
     for (run r = run_from(b, 0); r.first < b->count; r = run_from(b, r.first + r.n))
         for (int64_t i = 0; i < r.n; i++) {
-            const double decay = b->late_decay != 0.0 ? b->late_decay * get(w, b->weight, r.at + i) : 0.0;
-            set(w, w->x, r.first + i, w->t == 1 ? 0.0 : factor * get(w, w->x, r.first + i) + decay);
+            const double x = get(w, w->x, r.first + i), v = f.weight != 0.0 ? get(w, b->weight, r.at + i) : 0.0;
+            const double decay = s->cautious && x * v < 0.0 ? 0.0 : f.weight * v;
+            set(w, w->x, r.first + i, w->t == 1 ? 0.0 : f.step * x + decay);
         }
 }
 

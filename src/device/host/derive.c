@@ -60,7 +60,7 @@ static void find_scalars(abar_device *dev, const abar__plan *p, const abar__map_
     }
 }
 
-/* ---- matrices ----------------------------------------------------------------------------------------------------- */
+/* ---- inverses ----------------------------------------------------------------------------------------------------- */
 
 /* The trace of what is inverted. */
 static double trace_of(abar_device *dev, const abar__running_average *a, double unbias)
@@ -104,6 +104,74 @@ static bool invert(abar_device *dev, const abar__running_average *a, abar__map_s
     if (!a->square) stats->affine(dev, 1, out, 0.0, shift, own);
     return true;
 }
+
+/* ---- inverses of parts -------------------------------------------------------------------------------------------------- */
+
+static char *row_at(const abar_device *dev, const void *matrix, int64_t n, int64_t row, int64_t column)
+{
+    return (char *)matrix + (size_t)(row * n + column) * element(dev);
+}
+
+/* Every diagonal block by itself, by its own ladder; zeros elsewhere. The largest condition is told. */
+static bool invert_blocks(abar_device *dev, const abar__derived_tensor *d, const abar__running_average *a,
+                          abar__map_state *state, double unbias, double shift, double gamma, void *out, char *scratch)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    const int64_t n = a->n, most = d->width < n ? d->width : n;
+    char *own = scratch, *inverse = own + vector_bytes(dev, most * most), *work = inverse + vector_bytes(dev, most * most);
+    double condition = 0.0;
+    stats->clear(dev, n * n, false, out);
+    for (int64_t first = 0; first < n; first += most) {
+        const int64_t w = n - first < most ? n - first : most;
+        const abar__running_average block = {.n = w, .row = w, .square = true, .average = own};
+        for (int64_t i = 0; i < w; i++)
+            stats->affine(dev, w, row_at(dev, a->average, n, first + i, first), 1.0, 0.0, row_at(dev, own, w, i, 0));
+        const double mean = unbias * stats->trace(dev, w, own) / (double)w;
+        if (!invert(dev, &block, state, unbias, shift + gamma * mean, inverse, NULL, work)) return false;
+        for (int64_t i = 0; i < w; i++)
+            stats->affine(dev, w, row_at(dev, inverse, w, i, 0), 1.0, 0.0, row_at(dev, out, n, first + i, first));
+        condition = fmax(condition, state->real[ABAR_REAL_CONDITION]);
+    }
+    state->real[ABAR_REAL_CONDITION] = condition;
+    return true;
+}
+
+/* I/shift + U^T diag(1/(values + shift) - 1/shift) U, the rows of U the eigenvectors of the largest eigenvalues. */
+static bool invert_of_rank(abar_device *dev, const abar__derived_tensor *d, const abar__running_average *a,
+                           abar__map_state *state, double unbias, double shift, void *out, char *scratch)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    const int64_t n = a->n, rank = d->rank < n ? d->rank : n;
+    const double least = 1e-8 * trace_of(dev, a, unbias) / (double)n;
+    char *vectors = scratch, *scaled = vectors + vector_bytes(dev, n * n), *values = scaled + vector_bytes(dev, n * n);
+    char *work = values + vector_bytes(dev, n), *top = row_at(dev, vectors, n, n - rank, 0);
+    if (!stats->eigen(dev, n, a->average, unbias, values, vectors, work)) return false;
+    const double smallest = stats->sum(dev, 1, row_at(dev, values, n, 0, n - rank));
+    for (int raised = 0; !(smallest + shift > 0.0); raised++) { /* values ascend */
+        if (raised == 5) return false;
+        state->count[ABAR_COUNT_RAISED]++;
+        shift = fmax(10.0 * shift, least);
+    }
+    for (int64_t i = 0; i < rank; i++) {
+        const double value = stats->sum(dev, 1, row_at(dev, values, n, 0, n - rank + i));
+        stats->affine(dev, n, row_at(dev, top, n, i, 0), 1.0 / (value + shift) - 1.0 / shift, 0.0,
+                      row_at(dev, scaled, n, i, 0));
+        state->real[ABAR_REAL_CONDITION] = (value + shift) / fmin(shift, smallest + shift);
+    }
+    stats->multiply(dev, n, n, rank, 1.0, top, true, scaled, false, 0.0, out);
+    for (int64_t i = 0; i < n; i++)
+        stats->affine(dev, 1, row_at(dev, out, n, i, i), 1.0, 1.0 / shift, row_at(dev, out, n, i, i));
+    return true;
+}
+
+static size_t parts_scratch(abar_device *dev, const abar__derived_tensor *d, int64_t n)
+{
+    const int64_t w = d->width < n ? d->width : n;
+    if (d->rank > 0) return 2 * vector_bytes(dev, n * n) + vector_bytes(dev, n) + dev->ops->stats->eigen_scratch(dev, n);
+    return 2 * vector_bytes(dev, w * w) + dev->ops->stats->invert_scratch(dev, w);
+}
+
+/* ---- matrices ----------------------------------------------------------------------------------------------------- */
 
 /* The memory of matrix d and its eigenvalues; at: where the result goes. */
 static size_t matrix_bytes(const abar_device *dev, const abar__plan *p, const abar__derived_tensor *d)
@@ -149,6 +217,8 @@ static bool derive_matrix(abar_device *dev, const abar__plan *p, const abar__der
         return dev->ops->stats->eigen(dev, a->n, a->average, unbias, values, matrix, scratch);
     const double shift = abar__scalar_or(v, d->shift, 0.0);
     if (d->kind == ABAR_DERIVED_PAIRED) return derive_paired(dev, p, d, state, unbias, shift, matrix, values, scratch);
+    if (d->width > 0) return invert_blocks(dev, d, a, state, unbias, shift, abar__scalar_or(v, d->scale, 0.0), matrix, scratch);
+    if (d->rank > 0) return invert_of_rank(dev, d, a, state, unbias, shift, matrix, scratch);
     return invert(dev, a, state, unbias, shift, matrix, values, scratch);
 }
 
@@ -161,9 +231,11 @@ static int first_matrix(const abar__plan *p, abar__derive_what what)
     return p->n_derived;
 }
 
-static size_t matrix_scratch(abar_device *dev, const abar__running_average *a, abar__derived_kind kind)
+static size_t matrix_scratch(abar_device *dev, const abar__running_average *a, const abar__derived_tensor *d)
 {
     const abar__stats_ops *stats = dev->ops->stats;
+    const abar__derived_kind kind = d->kind;
+    if (d->width > 0 || d->rank > 0) return parts_scratch(dev, d, a->n);
     if (kind == ABAR_DERIVED_PAIRED) return paired_scratch(dev, a->n);
     if (kind == ABAR_DERIVED_SOLVED) return stats->solve_rows_scratch(dev, a->kept, a->row);
     return kind == ABAR_DERIVED_INVERSE ? stats->invert_scratch(dev, a->n) : stats->eigen_scratch(dev, a->n);
@@ -175,7 +247,7 @@ static size_t call_scratch(abar_device *dev, const abar__plan *p, abar__derive_w
     for (int i = 0; i < p->n_derived; i++) {
         const abar__derived_tensor *d = &p->derived[i];
         if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
-        const size_t need = matrix_scratch(dev, &p->average[d->average], d->kind);
+        const size_t need = matrix_scratch(dev, &p->average[d->average], d);
         if (need > most) most = need;
     }
     return abar__round_up(most, ABAR_ALIGN);

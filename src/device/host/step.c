@@ -385,7 +385,7 @@ static void renew(abar_device *dev, abar__compiled_step *s, int i)
 {
     const abar__plan *p = &s->plans[i];
     abar__map_state *state = &s->states[i];
-    const double unbias = abar__unbias(s->desc.cadence.stat_decay, state->count[ABAR_COUNT_COMMITS]);
+    const double unbias = abar__plan_unbias(p, s->desc.cadence.stat_decay, state->count[ABAR_COUNT_COMMITS]);
     if (abar__derive(dev, p, state, unbias, ABAR_DERIVE_RUNNING, s->workspace))
         state->count[ABAR_COUNT_READY] = 1;
     else

@@ -9,10 +9,12 @@
  * panel are I - V^T T V, V their rows and T (32, 32) upper triangular, so that the rows below are multiplied by all of them on
  * tensor cores. Q is what the panels, from the last to the first and transposed, make of I.
  *
- * Bases work in waves that share the workspace; a round is a wave. */
+ * Bases work in waves that share the workspace; a round is a wave. Those that are none yet become eigenvectors first
+ * (spectra.cu). */
 #include "device/cuda/factors/bases.h"
 #include "device/cuda/factors/double_tiles.h"
 #include "device/cuda/factors/repeat.h"
+#include "device/cuda/factors/spectra.h"
 #include "device/cuda/stats/stats.h"
 #include "device/step_rules.h"
 
@@ -20,7 +22,15 @@
 
 enum { TILE = DOUBLE_TILE, SLAB = DOUBLE_SLAB, THREADS = DOUBLE_THREADS, MAKERS = 512, WARPS = MAKERS / 32, PANEL = 32 };
 
-#define WAVE_BYTES ((size_t)256 << 20)
+#define WAVE_BYTES ((size_t)1 << 30)
+
+/* A basis as kernels see it. */
+typedef struct turned {
+    abar__cuda_basis f;
+    double *work;   /* shared with other waves */
+    int32_t *begin; /* whether it is none yet, and has an average that is not zero */
+    int32_t *turn;  /* whether there is something to orthonormalise */
+} turned;
 
 typedef struct tile {
     int32_t basis, down, left; /* of a product; left -1: 64 rows */
@@ -39,7 +49,7 @@ typedef struct control {
 typedef struct all_bases {
     int n, n_waves;
     bool ordered;
-    const abar__cuda_turned *bases;
+    const turned *bases;
     const tile *tiles, *groups;
     const wave *waves; /* (n_waves + 1) */
     control *now;
@@ -48,8 +58,9 @@ typedef struct all_bases {
 
 struct abar__cuda_turner {
     all_bases s;
-    wave most;  /* of a wave: how many of each */
-    int panels; /* of the longest side */
+    wave most;                 /* of a wave: how many of each */
+    int panels;                /* of the longest side */
+    abar__cuda_spectra *first; /* the eigenvectors; they have the same workspace */
     char *memory;
     size_t bytes;
     cudaStream_t body;
@@ -68,7 +79,7 @@ static int64_t panels_of(int64_t n) { return abar__cuda_blocks(n, PANEL); }
 
 static size_t work_bytes(int64_t n) { return (size_t)(2 * n * n + panels_of(n) * PANEL * PANEL) * sizeof(double); }
 
-__device__ static basis_work work_of(const abar__cuda_turned &item)
+__device__ static basis_work work_of(const turned &item)
 {
     const int64_t n = item.f.n;
     return {n, item.work, item.work + n * n, item.work + 2 * n * n, item.f.order};
@@ -77,6 +88,27 @@ __device__ static basis_work work_of(const abar__cuda_turned &item)
 __device__ static double *row_of(const basis_work &w, int64_t k) { return w.a + w.order[k] * w.n; }
 
 __device__ static double *panel_t(const basis_work &w, int panel) { return w.t + (int64_t)panel * PANEL * PANEL; }
+
+/* ---- bases that are none yet ------------------------------------------------------------------------------------------- */
+
+/* Block b: basis b. One whose average is zero becomes the identity. */
+static __global__ void __launch_bounds__(MAKERS) look_at_bases(const __grid_constant__ all_bases s)
+{
+    const turned item = s.bases[blockIdx.x];
+    const int64_t n = item.f.n;
+    bool some = false, zero = true;
+    for (int64_t i = threadIdx.x; i < n; i += MAKERS) {
+        some = some || item.f.basis[i] != 0.0f;
+        zero = zero && item.f.average[i * n + i] == 0.0f;
+        if (s.call->wanted) item.f.order[i] = (int32_t)i;
+    }
+    some = __syncthreads_or(some);
+    zero = __syncthreads_and(zero);
+    if (threadIdx.x == 0) *item.turn = some;
+    if (threadIdx.x == 0) *item.begin = !some && !zero;
+    if (some || !zero || !s.call->wanted) return;
+    for (int64_t i = threadIdx.x; i < n * n; i += MAKERS) item.f.basis[i] = i % (n + 1) == 0 ? 1.0f : 0.0f;
+}
 
 /* ---- A = B S ---------------------------------------------------------------------------------------------------------- */
 
@@ -92,7 +124,7 @@ static __global__ void __launch_bounds__(THREADS) multiply_bases(const __grid_co
     const int32_t at = s.waves[s.now->wave].tile + (int32_t)blockIdx.x;
     if (at >= s.waves[s.now->wave + 1].tile) return;
     const tile t = s.tiles[at];
-    const abar__cuda_turned item = s.bases[t.basis];
+    const turned item = s.bases[t.basis];
     if (!*item.turn) return;
     const int64_t n = item.f.n, down = (int64_t)t.down * TILE, across = (int64_t)t.left * TILE;
     double_sums sum = {};
@@ -117,7 +149,7 @@ static __global__ void __launch_bounds__(THREADS) multiply_bases(const __grid_co
 /* ---- the order of the rows ---------------------------------------------------------------------------------------------- */
 
 /* The diagonal of A B^T, (n); returns whether it is finite. */
-__device__ static bool take_quotients(const abar__cuda_turned &item, double *quotients)
+__device__ static bool take_quotients(const turned &item, double *quotients)
 {
     const int64_t n = item.f.n;
     bool fine = true;
@@ -136,7 +168,7 @@ static __global__ void __launch_bounds__(MAKERS) order_bases(const __grid_consta
 {
     const int32_t at = s.waves[s.now->wave].basis + (int32_t)blockIdx.x;
     if (at >= s.waves[s.now->wave + 1].basis) return;
-    const abar__cuda_turned item = s.bases[at];
+    const turned item = s.bases[at];
     const int64_t n = item.f.n;
     if (!*item.turn) return;
     double *quotients = work_of(item).q;
@@ -275,7 +307,7 @@ static __global__ void __launch_bounds__(MAKERS) make_panels(const __grid_consta
     __shared__ double tau[PANEL], v[2 * MIDDLE];
     const int32_t at = s.waves[s.now->wave].basis + (int32_t)blockIdx.x;
     if (at >= s.waves[s.now->wave + 1].basis) return;
-    const abar__cuda_turned item = s.bases[at];
+    const turned item = s.bases[at];
     const basis_work w = work_of(item);
     const int64_t first = (int64_t)panel * PANEL;
     if (!*item.turn || first >= w.n) return;
@@ -368,7 +400,7 @@ static __global__ void __launch_bounds__(THREADS) reflect_rows(const __grid_cons
     __shared__ double t[PANEL][PANEL];
     const int32_t at = s.waves[s.now->wave].group + (int32_t)blockIdx.x;
     if (at >= s.waves[s.now->wave + 1].group) return;
-    const abar__cuda_turned item = s.bases[s.groups[at].basis];
+    const turned item = s.bases[s.groups[at].basis];
     const int64_t n = item.f.n, top = (int64_t)panel * PANEL;
     const row_group g = {work_of(item), of_q, top + (of_q ? 0 : PANEL) + (int64_t)s.groups[at].down * TILE};
     if (!*item.turn || top >= n || g.first >= n) return;
@@ -403,7 +435,7 @@ static __global__ void __launch_bounds__(THREADS) move_rows(const __grid_constan
 {
     const int32_t at = s.waves[s.now->wave].group + (int32_t)blockIdx.x;
     if (at >= s.waves[s.now->wave + 1].group) return;
-    const abar__cuda_turned item = s.bases[s.groups[at].basis];
+    const turned item = s.bases[s.groups[at].basis];
     const int64_t n = item.f.n, first = (int64_t)s.groups[at].down * TILE, end = n - first < TILE ? n : first + TILE;
     double *q = work_of(item).q;
     if (!*item.turn) return;
@@ -437,7 +469,6 @@ static void launch_begin(abar_device *dev, const void *user, abar__cuda_again ag
 static void launch_round(abar_device *dev, const void *user, abar__cuda_again again)
 {
     const abar__cuda_turner *t = (const abar__cuda_turner *)user;
-    abar__cuda_eigen_bases(dev, t->s.bases, t->s.n, &t->s.now->wave, t->s.call);
     const dim3 groups((unsigned)t->most.group), bases((unsigned)t->most.basis);
     abar__cuda_launch(dev, multiply_bases, dim3((unsigned)t->most.tile), dim3(THREADS), 0, t->s);
     abar__cuda_launch(dev, order_bases, bases, dim3(MAKERS), 0, t->s);
@@ -455,6 +486,8 @@ static void launch_round(abar_device *dev, const void *user, abar__cuda_again ag
 extern "C" abar_status abar__cuda_turner_run(abar_device *dev, abar__cuda_turner *t)
 {
     if (t->s.n == 0) return abar__cuda_status(dev);
+    abar__cuda_launch(dev, look_at_bases, dim3((unsigned)t->s.n), dim3(MAKERS), 0, t->s);
+    ABAR_TRY(abar__cuda_spectra_run(dev, t->first));
     const abar__cuda_rounds rounds = {t, launch_begin, launch_round, &t->s.now->more, t->body};
     return abar__cuda_repeat(dev, &rounds);
 }
@@ -470,7 +503,7 @@ template <typename T> static T *place(char *base, size_t *at, size_t n)
 
 /* What the device is sent, in one piece. */
 typedef struct tables {
-    abar__cuda_turned *bases;
+    turned *bases;
     tile *tiles, *groups;
     wave *waves;
     size_t bytes;
@@ -479,7 +512,7 @@ typedef struct tables {
 static tables place_tables(int n, size_t n_tiles, size_t n_groups, char *base)
 {
     tables t = {};
-    t.bases = place<abar__cuda_turned>(base, &t.bytes, (size_t)n);
+    t.bases = place<turned>(base, &t.bytes, (size_t)n);
     t.tiles = place<tile>(base, &t.bytes, n_tiles);
     t.groups = place<tile>(base, &t.bytes, n_groups);
     t.waves = place<wave>(base, &t.bytes, (size_t)n + 1);
@@ -488,32 +521,24 @@ static tables place_tables(int n, size_t n_tiles, size_t n_groups, char *base)
 
 static int32_t along(int64_t n) { return (int32_t)abar__cuda_blocks(n, TILE); }
 
-/* The eigenvectors of a first basis have the same memory. */
-static size_t workspace_of(abar_device *dev, int64_t n)
-{
-    const size_t eigen = abar__cuda_eigen_scratch(dev, n), own = work_bytes(n);
-    return abar__round_up(eigen > own ? eigen : own, 256);
-}
-
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-/* Fills the tables, cutting bases into waves; returns the bytes of workspace. turns, base: device memory. t NULL: only counts.
- */
-static size_t fill(abar_device *dev, abar__cuda_turner *r, const abar__cuda_basis *bases, int n, const tables *t,
-                   int32_t *turns, char *base)
+/* Fills the tables, cutting bases into waves; returns the bytes of workspace. flags (2 n), base: device memory. t NULL: only
+ * counts. */
+static size_t fill(abar__cuda_turner *r, const abar__cuda_basis *bases, int n, const tables *t, int32_t *flags, char *base)
 {
     size_t own = 0, most = 0;
     wave at = {0, 0, 0}, first = {0, 0, 0};
     r->s.n_waves = 0;
     for (int i = 0; i < n; i++) {
-        const size_t bytes = workspace_of(dev, bases[i].n);
+        const size_t bytes = abar__round_up(work_bytes(bases[i].n), 256);
         if (i == 0 || own + bytes > WAVE_BYTES) {
             own = 0;
             first = at;
             if (t) t->waves[r->s.n_waves] = at;
             r->s.n_waves++;
         }
-        if (t) t->bases[i] = {bases[i], r->s.n_waves - 1, (double *)(base + own), turns + i};
+        if (t) t->bases[i] = {bases[i], (double *)(base + own), flags + 2 * i, flags + 2 * i + 1};
         for (int32_t down = 0; down < along(bases[i].n); down++)
             for (int32_t left = 0; left < along(bases[i].n); left++, at.tile++)
                 if (t) t->tiles[at.tile] = {i, down, left};
@@ -530,24 +555,28 @@ static size_t fill(abar_device *dev, abar__cuda_turner *r, const abar__cuda_basi
     return most;
 }
 
-static abar_status make(abar_device *dev, abar__cuda_turner *r, const abar__cuda_basis *bases, int n)
+/* of: (n) memory for what becomes of bases that are none yet. */
+static abar_status make_parts(abar_device *dev, abar__cuda_turner *r, const abar__cuda_basis *bases, int n,
+                              abar__cuda_spectrum *of)
 {
     size_t n_tiles = 0, n_groups = 0;
     for (int i = 0; i < n; i++) {
         n_tiles += (size_t)along(bases[i].n) * (size_t)along(bases[i].n);
         n_groups += (size_t)along(bases[i].n);
+        of[i] = {{bases[i].n, (float *)bases[i].average, NULL, 0.0, 0.0}, bases[i].basis, NULL};
     }
     if (n_tiles > INT32_MAX)
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: bases of too many tiles, rotate shorter sides only");
-    const size_t workspace = fill(dev, r, bases, n, NULL, NULL, NULL), sent = place_tables(n, n_tiles, n_groups, NULL).bytes;
+    const size_t own = fill(r, bases, n, NULL, NULL, NULL), first = abar__cuda_spectra_workspace(of, n);
+    const size_t sent = place_tables(n, n_tiles, n_groups, NULL).bytes;
     size_t at = sent;
     char *host;
-    place<int32_t>(NULL, &at, (size_t)n);
+    place<int32_t>(NULL, &at, 2 * (size_t)n);
     place<control>(NULL, &at, 1);
-    r->bytes = at + workspace;
+    r->bytes = at + (own > first ? own : first);
     ABAR_TRY(abar_device_alloc(dev, r->bytes, (void **)&r->memory));
     at = sent;
-    int32_t *turns = place<int32_t>(r->memory, &at, (size_t)n);
+    int32_t *flags = place<int32_t>(r->memory, &at, 2 * (size_t)n);
     r->s.now = place<control>(r->memory, &at, 1);
     const tables device = place_tables(n, n_tiles, n_groups, r->memory);
     r->s.bases = device.bases;
@@ -556,11 +585,23 @@ static abar_status make(abar_device *dev, abar__cuda_turner *r, const abar__cuda
     r->s.waves = device.waves;
     ABAR_TRY(abar__alloc(dev->ctx, sent, (void **)&host));
     const tables filled = place_tables(n, n_tiles, n_groups, host);
-    fill(dev, r, bases, n, &filled, turns, r->memory + at);
+    fill(r, bases, n, &filled, flags, r->memory + at);
     abar__cuda_carry(dev, r->memory, host, sent);
     abar__free(dev->ctx, host, sent);
+    for (int i = 0; i < n; i++) of[i].wanted = flags + 2 * i;
+    ABAR_TRY(abar__cuda_spectra_create(dev, of, n, r->s.call, r->memory + at, &r->first));
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&r->body, cudaStreamNonBlocking));
     return abar__cuda_status(dev);
+}
+
+static abar_status make(abar_device *dev, abar__cuda_turner *r, const abar__cuda_basis *bases, int n)
+{
+    abar__cuda_spectrum *of;
+    const size_t bytes = (size_t)(n > 0 ? n : 1) * sizeof *of;
+    ABAR_TRY(abar__alloc(dev->ctx, bytes, (void **)&of));
+    const abar_status status = make_parts(dev, r, bases, n, of);
+    abar__free(dev->ctx, of, bytes);
+    return status;
 }
 
 extern "C" abar_status abar__cuda_turner_create(abar_device *dev, const abar__cuda_basis *bases, int n, bool ordered,
@@ -583,9 +624,13 @@ extern "C" abar_status abar__cuda_turner_create(abar_device *dev, const abar__cu
 extern "C" void abar__cuda_turner_destroy(abar_device *dev, abar__cuda_turner *t)
 {
     if (!t) return;
+    abar__cuda_spectra_destroy(dev, t->first);
     if (t->body) cudaStreamDestroy(t->body);
     abar_device_free(dev, t->memory, t->bytes);
     abar__free(dev->ctx, t, sizeof *t);
 }
 
-extern "C" size_t abar__cuda_turner_bytes(const abar__cuda_turner *t) { return sizeof *t + t->bytes; }
+extern "C" size_t abar__cuda_turner_bytes(const abar__cuda_turner *t)
+{
+    return sizeof *t + t->bytes + abar__cuda_spectra_bytes(t->first);
+}

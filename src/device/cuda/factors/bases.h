@@ -26,20 +26,6 @@ size_t abar__cuda_turner_bytes(const abar__cuda_turner *t);
 abar_status abar__cuda_turner_run(abar_device *dev, abar__cuda_turner *t);
 #ifdef __cplusplus
 }
-
-/* A basis as kernels see it. */
-typedef struct abar__cuda_turned {
-    abar__cuda_basis f;
-    int32_t wave;
-    double *work;  /* eigen_scratch bytes, shared with other waves */
-    int32_t *turn; /* whether there is something to orthonormalise */
-} abar__cuda_turned;
-
-extern "C" {
-/* eigen.cu: of those of the wave (*wave: device memory) that are none yet, one block each; sets turn of all. */
-void abar__cuda_eigen_bases(abar_device *dev, const abar__cuda_turned *bases, int n, const int32_t *wave,
-                            abar__cuda_root_call *call);
-}
 #endif
 
 #endif

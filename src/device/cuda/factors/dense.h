@@ -21,6 +21,8 @@ typedef struct abar__cuda_factor {
     bool rounded;   /* the inverse to TF32, for products on tensor cores, which read no more */
     float *values;  /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
     int partner;    /* the other of a pair: where both are wanted, both are renewed or neither; -1: none */
+    int64_t width;  /* not 0: only diagonal blocks of so many columns count, */
+    double gamma;   /* each with this part of the mean of its diagonal added to its shift */
 } abar__cuda_factor;
 
 /* What is asked of a factor, and what came of it: one each in device memory, for kernels before and after. */

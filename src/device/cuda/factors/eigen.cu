@@ -1,11 +1,7 @@
 /* Eigenvalues and eigenvectors of symmetric matrices by cyclic Jacobi rotations in double precision, one block each: for the
- * statistics table, for all factors of a step that want them (inverse.h), for roots of any exponent (roots.h), and for first
- * bases (bases.h). */
-#include "device/cuda/factors/bases.h"
+ * statistics table, and for all factors of a step that want them (inverse.h). spectra.cu has those of large ones. */
 #include "device/cuda/factors/inverse.h"
-#include "device/cuda/factors/roots.h"
 #include "device/cuda/stats/stats.h"
-#include "device/step_rules.h"
 
 #include <math.h>
 
@@ -154,88 +150,4 @@ static __global__ void __launch_bounds__(THREADS) diagonalise_wanted(const __gri
 extern "C" void abar__cuda_eigen_round(abar_device *dev, const abar__inversions *s)
 {
     abar__cuda_launch(dev, diagonalise_wanted, dim3((unsigned)s->n), dim3(THREADS), 0, *s);
-}
-
-/* ---- inverse roots ------------------------------------------------------------------------------------------------ */
-
-/* Block f: root = sum over k of (value_k + shift)^-exponent v_k v_k^T, from what diagonalise left. */
-static __global__ void __launch_bounds__(THREADS)
-    take_eigen_roots(const abar__cuda_eigen_root *roots, abar__cuda_root_call *call)
-{
-    const abar__cuda_eigen_root item = roots[blockIdx.x];
-    const int64_t n = item.f.n;
-    if (!call->wanted) return;
-    bool fine = diagonalise(n, item.f.average, call->scale, item.scratch);
-    const double *a = item.scratch, *v = a + n * n;
-    double *powers = item.scratch + 2 * n * n, least = INFINITY, largest = 0.0; /* in the place of the turns */
-    for (int64_t k = 0; k < n; k++) {
-        least = fmin(least, a[k * n + k]);
-        largest = fmax(largest, a[k * n + k]);
-    }
-    double ridge = item.f.ridge;
-    const double added = abar__take_ridge(largest + call->eps, ridge > 0.0 ? &ridge : NULL);
-    const double shift = abar__root_shift(least, call->eps) + added;
-    __syncthreads();
-    for (int64_t k = threadIdx.x; k < n; k += THREADS) {
-        powers[k] = pow(a[k * n + k] + shift, -item.f.exponent);
-        fine = fine && isfinite(powers[k]);
-    }
-    fine = __syncthreads_and(fine);
-    for (int64_t i = threadIdx.x; fine && i < n * n; i += THREADS) {
-        double sum = 0.0;
-        for (int64_t k = 0; k < n; k++) sum += powers[k] * v[k * n + i / n] * v[k * n + i % n];
-        item.f.root[i] = (float)sum;
-    }
-    for (int64_t k = threadIdx.x; fine && added > 0.0 && k < n; k += THREADS)
-        item.f.average[k * n + k] = (float)((double)item.f.average[k * n + k] + added);
-    if (!fine && threadIdx.x == 0) atomicAdd((unsigned long long *)&call->kept, 1ull);
-}
-
-extern "C" void abar__cuda_eigen_roots(abar_device *dev, const abar__cuda_eigen_root *roots, int n, abar__cuda_root_call *call)
-{
-    abar__cuda_launch(dev, take_eigen_roots, dim3((unsigned)n), dim3(THREADS), 0, roots, call);
-}
-
-/* ---- first bases -------------------------------------------------------------------------------------------------- */
-
-/* Rows of what diagonalise left, the largest value first. */
-__device__ static void store_basis(int64_t n, const double *scratch, float *basis)
-{
-    const double *a = scratch, *v = a + n * n;
-    double *values = (double *)scratch + 2 * n * n; /* in the place of the turns */
-    for (int64_t k = threadIdx.x; k < n; k += THREADS) values[k] = a[k * n + k];
-    __syncthreads();
-    for (int64_t k = threadIdx.x / 32; k < n; k += THREADS / 32) {
-        const int64_t place = abar__place_of(n, values, k);
-        for (int64_t i = threadIdx.x % 32; i < n; i += 32) basis[place * n + i] = (float)v[k * n + i];
-    }
-}
-
-/* Block f: basis f, where it is none yet; the identity where the average has no eigenvectors, or none in particular. */
-static __global__ void __launch_bounds__(THREADS)
-    take_eigen_bases(const abar__cuda_turned *bases, const int32_t *wave, abar__cuda_root_call *call)
-{
-    const abar__cuda_turned item = bases[blockIdx.x];
-    const int64_t n = item.f.n;
-    if (item.wave != *wave) return;
-    bool some = false, zero = true;
-    for (int64_t i = threadIdx.x; i < n; i += THREADS) {
-        some = some || item.f.basis[i] != 0.0f;
-        zero = zero && item.f.average[i * n + i] == 0.0f;
-        item.f.order[i] = (int32_t)i;
-    }
-    some = __syncthreads_or(some);
-    zero = __syncthreads_and(zero);
-    if (threadIdx.x == 0) *item.turn = some;
-    if (some) return;
-    const bool fine = !zero && diagonalise(n, item.f.average, 1.0, item.work);
-    if (fine) store_basis(n, item.work, item.f.basis);
-    for (int64_t i = threadIdx.x; !fine && i < n * n; i += THREADS) item.f.basis[i] = i % (n + 1) == 0 ? 1.0f : 0.0f;
-    if (!zero && !fine && threadIdx.x == 0) atomicAdd((unsigned long long *)&call->kept, 1ull);
-}
-
-extern "C" void abar__cuda_eigen_bases(abar_device *dev, const abar__cuda_turned *bases, int n, const int32_t *wave,
-                                       abar__cuda_root_call *call)
-{
-    abar__cuda_launch(dev, take_eigen_bases, dim3((unsigned)n), dim3(THREADS), 0, bases, wave, call);
 }

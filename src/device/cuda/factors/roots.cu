@@ -8,7 +8,7 @@
  * FARTHEST to 1 as close to 1 as one T can: they multiply the small ones by 11. Eigenvalues below FARTHEST are left to
  * Newton's.
  *
- * It is products alone, on tensor cores: eigenvalues would take a thread block per factor and seconds for sides of 1000. All
+ * It is products alone, on tensor cores: eigenvalues take a hundred times as many. All
  * matrices are polynomials of A: symmetric, and they commute, so a product is known by its lower triangle. They are padded with
  * zeros to whole tiles.
  *
@@ -16,10 +16,11 @@
  * takes each a phase further. Where eigenvalues are negative (rounding of a singular average), M grows; then eps is raised as
  * by the ladder of methods.md section 9. Factors work in waves that share the workspace.
  *
- * Other exponents, and roots with a ridge, are those of eigen.cu. */
+ * Other exponents, and roots with a ridge, are taken by eigenvalues (spectra.cu). */
 #include "device/cuda/factors/double_tiles.h"
 #include "device/cuda/factors/repeat.h"
 #include "device/cuda/factors/roots.h"
+#include "device/cuda/factors/spectra.h"
 #include "device/cuda/stats/stats.h"
 
 #include <math.h>
@@ -102,9 +103,8 @@ typedef struct all_roots {
 
 struct abar__cuda_rooter {
     all_roots s;
-    int most_tiles; /* of a wave */
-    int n_eigen;
-    const abar__cuda_eigen_root *eigen; /* (n_eigen) device memory */
+    int most_tiles;              /* of a wave */
+    abar__cuda_spectra *spectra; /* of those that are taken by eigenvalues; their workspace is that of the others */
     char *memory;
     size_t bytes;
     cudaStream_t body;
@@ -426,7 +426,7 @@ static void launch_round(abar_device *dev, const void *user, abar__cuda_again ag
 
 extern "C" abar_status abar__cuda_rooter_run(abar_device *dev, abar__cuda_rooter *r)
 {
-    if (r->n_eigen > 0) abar__cuda_eigen_roots(dev, r->eigen, r->n_eigen, r->s.call);
+    ABAR_TRY(abar__cuda_spectra_run(dev, r->spectra));
     if (r->s.n == 0) return abar__cuda_status(dev);
     const abar__cuda_rounds rounds = {r, launch_begin, launch_round, &r->s.now->more, r->body};
     return abar__cuda_repeat(dev, &rounds);
@@ -447,7 +447,6 @@ typedef struct tables {
     factor *factors;
     tile *tiles;
     int32_t *first_tile;
-    abar__cuda_eigen_root *eigen;
     schedule *schedules;
     size_t bytes;
 } tables;
@@ -465,7 +464,6 @@ static tables place_tables(const abar__cuda_rooter *r, size_t n_tiles, char *bas
     t.factors = place<factor>(base, &t.bytes, (size_t)r->s.n);
     t.tiles = place<tile>(base, &t.bytes, n_tiles);
     t.first_tile = place<int32_t>(base, &t.bytes, (size_t)r->s.n + 1);
-    t.eigen = place<abar__cuda_eigen_root>(base, &t.bytes, (size_t)r->n_eigen);
     t.schedules = place<schedule>(base, &t.bytes, LARGEST_P + 1);
     return t;
 }
@@ -480,10 +478,10 @@ static int32_t tiles_of(int64_t n)
 }
 
 /* Fills the tables, cutting factors into waves; returns the bytes of workspace. base: the workspace, NULL: only counts. */
-static size_t fill(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root *roots, int n, const tables *t, char *base)
+static size_t fill(abar__cuda_rooter *r, const abar__cuda_root *roots, int n, const tables *t, char *base)
 {
     size_t own = 0, most = 0;
-    int32_t tiles = 0, at = 0, e = 0;
+    int32_t tiles = 0, at = 0;
     r->s.n_waves = r->most_tiles = 0;
     for (int i = 0; i < n; i++) {
         const int32_t p = p_of(&roots[i]);
@@ -508,47 +506,41 @@ static size_t fill(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root
     }
     for (int w = 0; t->first_tile && w < r->s.n_waves; w++)
         if (t->first_tile[w + 1] - t->first_tile[w] > r->most_tiles) r->most_tiles = t->first_tile[w + 1] - t->first_tile[w];
-    for (int i = 0; i < n; i++) { /* behind the waves */
-        if (p_of(&roots[i])) continue;
-        if (t->eigen) t->eigen[e++] = {roots[i], (double *)(base + most)};
-        most += abar__round_up(abar__cuda_eigen_scratch(dev, roots[i].n), 256);
-    }
     return most;
 }
 
-static abar_status make(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root *roots, int n)
+/* Hands out the device's memory behind the tables, or only counts it: returns where the workspace begins. */
+static size_t place_rest(abar__cuda_rooter *r, size_t at, size_t n_tiles)
 {
-    size_t n_tiles = 0;
-    for (int i = 0; i < n; i++) {
-        const bool newton = p_of(&roots[i]) != 0;
-        r->s.n += newton;
-        r->n_eigen += !newton;
-        n_tiles += newton ? (size_t)tiles_of(roots[i].n) : 0;
-    }
-    tables none = {}, sent = place_tables(r, n_tiles, NULL);
-    const size_t workspace = fill(dev, r, roots, n, &none, NULL);
-    size_t at = sent.bytes;
-    char *host;
-    r->s.states = place<factor_state>(NULL, &at, (size_t)r->s.n);
-    r->s.partial = place<double>(NULL, &at, 2 * n_tiles);
-    r->s.now = place<control>(NULL, &at, 1);
-    r->bytes = at + workspace;
-    ABAR_TRY(abar_device_alloc(dev, r->bytes, (void **)&r->memory));
-    at = sent.bytes;
     r->s.states = place<factor_state>(r->memory, &at, (size_t)r->s.n);
     r->s.partial = place<double>(r->memory, &at, 2 * n_tiles);
     r->s.now = place<control>(r->memory, &at, 1);
+    return at;
+}
+
+/* by_values: those without a p. */
+static abar_status make_parts(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root *roots, int n,
+                              const abar__cuda_spectrum *by_values, int n_values)
+{
+    size_t n_tiles = 0;
+    for (int i = 0; i < n; i++) n_tiles += p_of(&roots[i]) ? (size_t)tiles_of(roots[i].n) : 0;
+    const tables none = {}, sent = place_tables(r, n_tiles, NULL);
+    const size_t own = fill(r, roots, n, &none, NULL), theirs = abar__cuda_spectra_workspace(by_values, n_values);
+    char *host;
+    r->bytes = place_rest(r, sent.bytes, n_tiles) + (own > theirs ? own : theirs);
+    ABAR_TRY(abar_device_alloc(dev, r->bytes, (void **)&r->memory));
+    char *workspace = r->memory + place_rest(r, sent.bytes, n_tiles);
     const tables device = place_tables(r, n_tiles, r->memory);
     r->s.factors = device.factors;
     r->s.tiles = device.tiles;
     r->s.first_tile = device.first_tile;
     r->s.schedules = device.schedules;
-    r->eigen = device.eigen;
     ABAR_TRY(abar__alloc(dev->ctx, sent.bytes, (void **)&host));
     const tables filled = place_tables(r, n_tiles, host);
-    fill(dev, r, roots, n, &filled, r->memory + at);
+    fill(r, roots, n, &filled, workspace);
     abar__cuda_carry(dev, r->memory, host, sent.bytes);
     abar__free(dev->ctx, host, sent.bytes);
+    ABAR_TRY(abar__cuda_spectra_create(dev, by_values, n_values, r->s.call, workspace, &r->spectra));
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&r->body, cudaStreamNonBlocking));
     return abar__cuda_status(dev);
 }
@@ -557,6 +549,23 @@ static int larger_first(const void *a, const void *b)
 {
     const int64_t x = ((const abar__cuda_root *)a)->n, y = ((const abar__cuda_root *)b)->n;
     return (x < y) - (x > y);
+}
+
+static abar_status make(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root *roots, int n)
+{
+    abar__cuda_spectrum *by_values;
+    int n_values = 0;
+    const size_t bytes = (size_t)(n > 0 ? n : 1) * sizeof *by_values;
+    ABAR_TRY(abar__alloc(dev->ctx, bytes, (void **)&by_values));
+    for (int i = 0; i < n; i++) {
+        if (p_of(&roots[i]))
+            r->s.n++;
+        else
+            by_values[n_values++] = {roots[i], NULL, NULL};
+    }
+    const abar_status status = make_parts(dev, r, roots, n, by_values, n_values);
+    abar__free(dev->ctx, by_values, bytes);
+    return status;
 }
 
 extern "C" abar_status abar__cuda_rooter_create(abar_device *dev, const abar__cuda_root *roots, int n,
@@ -586,9 +595,13 @@ extern "C" abar_status abar__cuda_rooter_create(abar_device *dev, const abar__cu
 extern "C" void abar__cuda_rooter_destroy(abar_device *dev, abar__cuda_rooter *r)
 {
     if (!r) return;
+    abar__cuda_spectra_destroy(dev, r->spectra);
     if (r->body) cudaStreamDestroy(r->body);
     abar_device_free(dev, r->memory, r->bytes);
     abar__free(dev->ctx, r, sizeof *r);
 }
 
-extern "C" size_t abar__cuda_rooter_bytes(const abar__cuda_rooter *r) { return sizeof *r + r->bytes; }
+extern "C" size_t abar__cuda_rooter_bytes(const abar__cuda_rooter *r)
+{
+    return sizeof *r + r->bytes + abar__cuda_spectra_bytes(r->spectra);
+}

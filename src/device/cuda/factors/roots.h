@@ -38,16 +38,6 @@ size_t abar__cuda_rooter_bytes(const abar__cuda_rooter *r);
 abar_status abar__cuda_rooter_run(abar_device *dev, abar__cuda_rooter *r);
 #ifdef __cplusplus
 }
-
-extern "C" {
-/* eigen.cu: of factors with other exponents than 1 / p, or with a ridge, by their eigenvalues, one block each. scratch:
- * eigen_scratch bytes of each, in the order of the list. */
-typedef struct abar__cuda_eigen_root {
-    abar__cuda_root f;
-    double *scratch;
-} abar__cuda_eigen_root;
-void abar__cuda_eigen_roots(abar_device *dev, const abar__cuda_eigen_root *roots, int n, abar__cuda_root_call *call);
-}
 #endif
 
 #endif

@@ -439,6 +439,21 @@ __device__ static void sweep_tile(const abar__inversions &s, const abar__inverte
     }
 }
 
+__device__ static bool is_in_block(const abar__cuda_factor &f, int64_t row, int64_t column)
+{
+    return f.width == 0 || row / f.width == column / f.width;
+}
+
+/* What is added to the diagonal in this row: the ladder raises all of it. */
+__device__ static double shift_at(const abar__cuda_factor &f, const abar__cuda_inversion &asked, int64_t row)
+{
+    if (f.width == 0) return asked.shift;
+    const int64_t first = row / f.width * f.width, end = first + f.width < f.d ? first + f.width : f.d;
+    double sum = 0.0;
+    for (int64_t k = first; k < end; k++) sum += (double)__ldg(&f.average[k * (f.d + 1)]);
+    return asked.shift + f.gamma * pow(10.0, asked.raised) * asked.scale * sum / (double)(end - first);
+}
+
 /* scale * average + shift * I; row i of the sums gets the part of the average's trace that diagonal tile i has. */
 template <typename T>
 __device__ static void load_tile(const abar__inversions &s, const abar__inverted &item, const abar__cuda_inversion &asked,
@@ -460,7 +475,8 @@ __device__ static void load_tile(const abar__inversions &s, const abar__inverted
     for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
         const int64_t row = i * SIDE + e / SIDE, column = j * SIDE + e % SIDE;
         if (row >= d || column > row) continue;
-        const double v = asked.scale * (double)stage[e % SIDE * STAGE + e / SIDE] + (row == column ? asked.shift : 0.0);
+        const double own = is_in_block(item.f, row, column) ? (double)stage[e % SIDE * STAGE + e / SIDE] : 0.0;
+        const double v = asked.scale * own + (row == column ? shift_at(item.f, asked, row) : 0.0);
         if (sizeof(T) > sizeof(float) && row == column) s.diagonal[row] = item.f.inverse[row * d + row];
         put(m, row, column, (T)v);
     }

@@ -206,7 +206,14 @@ static abar_status run_stage(abar_device *dev, const abar__cuda_block_stages *o,
         walk(dev, o, ABAR_WALK_NORM, w);
         walk(dev, o, ABAR_WALK_EVEN, w);
         break;
-    case ABAR_BLOCK_STEP: walk(dev, o, ABAR_WALK_STEP, w); break;
+    case ABAR_BLOCK_STEP:
+        if (w.stage.ball) {
+            walk(dev, o, ABAR_WALK_NORM, w);
+            walk(dev, o, ABAR_WALK_WEIGHT, w);
+            walk(dev, o, ABAR_WALK_INNER, w);
+        }
+        walk(dev, o, ABAR_WALK_STEP, w);
+        break;
     case ABAR_BLOCK_BASIS: return turn_bases(dev, o, k, w);
     }
     return ABAR_OK;

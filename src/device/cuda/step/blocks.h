@@ -20,6 +20,7 @@ typedef struct abar__block_item {
 /* What kernels find out about a block. */
 typedef struct abar__block_result {
     double length, squares; /* that was measured; of X */
+    double weight, inner;   /* squares of the weight; its product with X */
     int32_t overflows;      /* products of X are too large to be averaged */
 } abar__block_result;
 

@@ -56,12 +56,24 @@ __device__ static void adam_one(const abar__block_walk &w, const abar__block_ite
     item.x[i] = mean == 0.0 ? 0.0f : (float)(mean / (sqrt(square) + w.stage.eps));
 }
 
-__device__ static void finish_one(const abar__block_item &item, int64_t i, double factor, bool first)
+__device__ static double weight_at(const abar__block_item &item, int64_t i)
 {
-    const double late = item.b.late_decay;
-    double x = factor * (double)item.x[i];
-    if (late != 0.0) x += late * (double)((const float *)item.b.weight)[abar__block_at(&item.b, i)];
-    item.x[i] = first ? 0.0f : (float)x;
+    return (double)((const float *)item.b.weight)[abar__block_at(&item.b, i)];
+}
+
+__device__ static void finish_one(const abar__block_item &item, int64_t i, const abar__ball &f, bool cautious, bool first)
+{
+    const double x = item.x[i], v = f.weight != 0.0 ? weight_at(item, i) : 0.0;
+    item.x[i] = first ? 0.0f : (float)(f.step * x + (cautious && x * v < 0.0 ? 0.0 : f.weight * v));
+}
+
+/* What a step multiplies X and the weight by. */
+__device__ static abar__ball step_of(const abar__block_walk &w, const abar__block &b, const abar__block_result &result,
+                                     double c)
+{
+    const double lr = w.now->numbers.lr * b.lr_scale;
+    if (w.stage.ball && b.order > 1) return abar__ball_of(result.weight, result.squares, result.inner, c, lr);
+    return {w.stage.cautious ? c : c * (1.0 - lr * b.late_decay), b.late_decay};
 }
 
 __device__ static void push_one(const abar__block_walk &w, const abar__block_item &item, int64_t i)
@@ -108,7 +120,7 @@ __device__ static bool is_turned(const abar__block_walk &w, const abar__block &b
 /* One element; returns its share of the pass's sum. */
 template <int KIND>
 __device__ static double do_one(const abar__block_walk &w, const abar__block_item &item, const abar__block_result &result,
-                                int64_t i, double constant, bool early)
+                                int64_t i, double constant, const abar__ball &step, bool early)
 {
     switch (KIND) {
     case ABAR_WALK_LOAD: return load_one(item, i);
@@ -117,11 +129,13 @@ __device__ static double do_one(const abar__block_walk &w, const abar__block_ite
     case ABAR_WALK_MEASURE: return measure_one(w, item, i, constant, early);
     case ABAR_WALK_COPY_BACK: item.x[i] = item.y[i]; return 0.0;
     case ABAR_WALK_NORM: return (double)item.x[i] * (double)item.x[i];
+    case ABAR_WALK_WEIGHT: return weight_at(item, i) * weight_at(item, i);
+    case ABAR_WALK_INNER: return weight_at(item, i) * (double)item.x[i];
     case ABAR_WALK_RESCALE:
     case ABAR_WALK_EVEN: item.x[i] = (float)(constant * (double)item.x[i]); return 0.0;
     case ABAR_WALK_HEAVY: push_one(w, item, i); return 0.0;
     case ABAR_WALK_ADAM: adam_one(w, item, i, result.overflows); return 0.0;
-    case ABAR_WALK_STEP: finish_one(item, i, constant, w.now->state.t == 1); return 0.0;
+    case ABAR_WALK_STEP: finish_one(item, i, step, w.stage.cautious, w.now->state.t == 1); return 0.0;
     case ABAR_WALK_PACK_MEAN: item.z[i] = ((const float *)item.b.state[w.stage.mean])[abar__block_at(&item.b, i)]; return 0.0;
     case ABAR_WALK_UNPACK_MEAN: ((float *)item.b.state[w.stage.mean])[abar__block_at(&item.b, i)] = item.z[i]; return 0.0;
     case ABAR_WALK_PACK_SQUARES: /* where m is not */
@@ -144,6 +158,14 @@ template <int KIND> __device__ static void settle(abar__block_result *result, do
     if (KIND == ABAR_WALK_LOAD) result->overflows = abar__squares_overflow(sum, false);
     if (KIND == ABAR_WALK_MEASURE) result->length = sqrt(sum);
     if (KIND == ABAR_WALK_NORM) result->squares = sum;
+    if (KIND == ABAR_WALK_WEIGHT) result->weight = sum;
+    if (KIND == ABAR_WALK_INNER) result->inner = sum;
+}
+
+__device__ static constexpr bool sums_up(int kind)
+{
+    return kind == ABAR_WALK_LOAD || kind == ABAR_WALK_MEASURE || kind == ABAR_WALK_NORM || kind == ABAR_WALK_WEIGHT ||
+           kind == ABAR_WALK_INNER;
 }
 
 /* Block b: unit b. */
@@ -165,9 +187,9 @@ template <int KIND> static __global__ void __launch_bounds__(THREADS) walk_block
     double constant = constant_of(w, KIND, t), sum = 0.0;
     if (KIND == ABAR_WALK_RESCALE) constant = result.length / (sqrt(result.squares) + ABAR_GRAFT_EPS);
     if (KIND == ABAR_WALK_EVEN) constant = 1.0 / (ABAR_RMS_EPS + sqrt(result.squares / (double)item.b.count));
-    if (KIND == ABAR_WALK_STEP) constant *= 1.0 - w.now->numbers.lr * item.b.lr_scale * item.b.late_decay;
-    for (int64_t i = first + threadIdx.x; i < end; i += THREADS) sum += do_one<KIND>(w, item, result, i, constant, early);
-    if (KIND != ABAR_WALK_LOAD && KIND != ABAR_WALK_MEASURE && KIND != ABAR_WALK_NORM) return;
+    const abar__ball step = KIND == ABAR_WALK_STEP ? step_of(w, item.b, result, constant) : abar__ball{};
+    for (int64_t i = first + threadIdx.x; i < end; i += THREADS) sum += do_one<KIND>(w, item, result, i, constant, step, early);
+    if (!sums_up(KIND)) return;
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) w.partial[blockIdx.x] = sum;
     if (!last_block(&w.tickets[unit.item], (unsigned)item.units)) return;
@@ -192,6 +214,8 @@ extern "C" void abar__cuda_walk_blocks(abar_device *dev, abar__walk_kind kind, i
     case ABAR_WALK_MEASURE: launch<ABAR_WALK_MEASURE>(dev, n, w); break;
     case ABAR_WALK_COPY_BACK: launch<ABAR_WALK_COPY_BACK>(dev, n, w); break;
     case ABAR_WALK_NORM: launch<ABAR_WALK_NORM>(dev, n, w); break;
+    case ABAR_WALK_WEIGHT: launch<ABAR_WALK_WEIGHT>(dev, n, w); break;
+    case ABAR_WALK_INNER: launch<ABAR_WALK_INNER>(dev, n, w); break;
     case ABAR_WALK_RESCALE: launch<ABAR_WALK_RESCALE>(dev, n, w); break;
     case ABAR_WALK_HEAVY: launch<ABAR_WALK_HEAVY>(dev, n, w); break;
     case ABAR_WALK_ADAM: launch<ABAR_WALK_ADAM>(dev, n, w); break;

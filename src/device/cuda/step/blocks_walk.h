@@ -13,6 +13,8 @@ typedef enum abar__walk_kind {
     ABAR_WALK_MEASURE,
     ABAR_WALK_COPY_BACK,
     ABAR_WALK_NORM,
+    ABAR_WALK_WEIGHT,
+    ABAR_WALK_INNER,
     ABAR_WALK_RESCALE,
     ABAR_WALK_HEAVY,
     ABAR_WALK_ADAM,

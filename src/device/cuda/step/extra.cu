@@ -11,7 +11,8 @@ enum { THREADS = 256, SPAN = 4096 };
 
 #define BLOCKS_MAX ((int64_t)512)
 
-#define LARGEST 1e36 /* of what a diagonal is made of */
+#define LARGEST 1e36         /* of what a diagonal is made of, */
+#define LARGEST_SQUARED 1e18 /* or its squares are */
 
 /* What kernels pass on to each other. */
 typedef struct extra_numbers {
@@ -119,8 +120,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
     if (!sum_blocks(&sum, partial, numbers, shared) || threadIdx.x != 0) return;
     const double norm = sqrt(sum), scale = difference ? 0.5 / numbers->step : grad_scale;
-    numbers->fine = scale * norm < LARGEST;
     numbers->factor = scale * (clip > 0.0 ? fmin(1.0, clip / (scale * norm + 1e-6)) : 1.0);
+    numbers->fine = numbers->factor * norm < (difference ? LARGEST : LARGEST_SQUARED);
     if (difference && !numbers->fine && now->state.diagonals == 0) now->seen.bad = 1;
 }
 

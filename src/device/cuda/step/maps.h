@@ -116,9 +116,9 @@ __device__ static inline void skip_map(const abar__cadence &c, const abar__plan 
     if (threadIdx.x == 0 && abar__due_when_skipped(&c, k, m.number)) state->count[ABAR_COUNT_DUE] = 1;
 }
 
-__device__ static inline double unbias_of(const abar__map_state &s, double beta)
+__device__ static inline double unbias_of(const abar__plan &m, const abar__map_state &s, double beta)
 {
-    return abar__unbias(beta, s.count[ABAR_COUNT_COMMITS]);
+    return abar__plan_unbias(&m, beta, s.count[ABAR_COUNT_COMMITS]);
 }
 
 /* ---- deriving ------------------------------------------------------------------------------------------------------- */

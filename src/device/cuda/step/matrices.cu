@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads(); /* averages are complete */
     if (refreshes(k.cadence, m, s, now, committed)) {
         double v[ABAR_PLAN_SCALARS];
-        const double unbias = unbias_of(s, k.cadence.stat_decay);
+        const double unbias = unbias_of(m, s, k.cadence.stat_decay);
         find_scalars(m, s, unbias, v, shared);
         if (map.factor[0] < 0) { /* matrices that stay as they were calibrated */
             derive_vectors(m, s, unbias, v);
@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(THREADS) settle_maps(const __grid_const
     __syncthreads();                             /* all have read what thread 0 will write */
     if (tried && count_rungs(map, k.asked, s)) { /* the same for all threads */
         double v[ABAR_PLAN_SCALARS];
-        const double unbias = unbias_of(s, k.cadence.stat_decay);
+        const double unbias = unbias_of(map.plan, s, k.cadence.stat_decay);
         find_scalars(map.plan, s, unbias, v, shared);
         derive_vectors(map.plan, s, unbias, v);
         s.count[ABAR_COUNT_READY] = 1;

@@ -340,6 +340,8 @@ static void fill_factors(abar_device *dev, abar__compiled_step *p)
             to->values = (float *)abar__plan_data(m, d->values);
             to->partner = map->factor[1 - f];
             to->rounded = !exact && !to->values;
+            to->width = d->width;
+            to->gamma = d->width > 0 ? m->scalar[d->scale].value : 0.0;
         }
     }
 }

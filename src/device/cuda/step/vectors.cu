@@ -26,7 +26,7 @@ __device__ static bool link_is_spoiled(const abar__plan &m, const int32_t *spoil
 __device__ static bool refresh_all(const abar__plan &m, abar__map_state &s, double beta, double *shared)
 {
     double v[ABAR_PLAN_SCALARS];
-    const double unbias = unbias_of(s, beta);
+    const double unbias = unbias_of(m, s, beta);
     s.count[ABAR_COUNT_READY] = 1;
     find_scalars(m, s, unbias, v, shared);
     derive_vectors(m, s, unbias, v);
