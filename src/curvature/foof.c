@@ -27,8 +27,8 @@ static abar_status check(abar_context *ctx, const char *method, const void *conf
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    (void)map;
-    const foof_config *c = cv->method_config;
+    (void)cv;
+    const foof_config *c = map->config;
     abar__damping damping;
     (void)abar__damping_read(c->damping, &damping);
     const abar__stat a = abar__plan_average(p, "A", ABAR_INPUT_PRODUCT, ABAR_PER_ROW);

@@ -91,6 +91,9 @@ const rig_config rig_configs[] = {
      .method = "ngd",
      .rho = 50,
      .options = {"fisher=exact", "fisher-blocks=layer"}},
+    {SGD, CADENCE, .method = "mac", .rho = 0.3, .apart = {"damping=0.02", "damping-form=coupled"}},
+    {SGD, CADENCE, .method = "kfac", .rho = 0.3, .kl_clip = 1e-3, .apart = {"damping=0.5", "kfac-inverse=eigen"}},
+    {SGD, CADENCE, .method = "foof", .rho = 0.2, .apart = {"damping=trace:0.2"}},
 };
 
 _Static_assert(sizeof rig_configs / sizeof *rig_configs == RIG_CONFIGS, "RIG_CONFIGS is not the number of rows");

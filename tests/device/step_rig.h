@@ -27,11 +27,12 @@ typedef struct rig_config {
     int bad_step;                  /* a gradient is not a number there; 0: nowhere (the first step is clean) */
     int bad_input_step, bad_layer; /* an activation is */
     const char *options[8];        /* of the rule or the method, "name=value"; NULL: no more */
+    const char *apart[4];          /* likewise of the method for every second layer, in place of the others' */
 } rig_config;
 
 /* Every rule and method. */
 enum {
-    RIG_CONFIGS = 66,
+    RIG_CONFIGS = 69,
     RIG_SGD = 0,
     RIG_ADAMW = 4,
     RIG_MAC = 5,
