@@ -498,6 +498,7 @@ class CurvatureOptimizer(Citizen):
                 "abar: a run goes on with the weights that are trained; call train() of the optimizer, then save both"
             )
         self._looked = None
+        self._follow_params()
         _, counters = save_state(self._engine, self._stands)
         for group in self.param_groups:
             group.update(self._shared(), **counters)
@@ -507,7 +508,10 @@ class CurvatureOptimizer(Citizen):
             self._drop_shared()
 
     def _read_state(self) -> dict[Any, dict[str, Any]]:
-        return save_state(self._engine, self._stands)[0] if getattr(self, "_ready", False) else {}
+        if not getattr(self, "_ready", False):
+            return {}
+        self._follow_params()
+        return save_state(self._engine, self._stands)[0]
 
     def _all_settings(self) -> dict[str, Any]:
         shared = self._shared()
@@ -515,6 +519,7 @@ class CurvatureOptimizer(Citizen):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up where another optimizer of the same method, rule and model stopped, with its settings."""
+        self._follow_params()
         rule = self._settings.rule
         shared = read_shared(state_dict, self.param_groups, self.method, rule)
         wanted = {key: state_dict["param_groups"][0][key] for key in self._rule_in_force}
