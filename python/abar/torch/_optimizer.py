@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import _library
 from ._citizen import Citizen
 from ._engine import Closed, Engine, Settings, make_settings
-from ._attention import Attention, find_values
+from ._attention import Attention, find_values, mark_windows
 from ._groups import check_change, check_group, chosen_options, options_of_layers, rule_settings, set_rule_settings
 from ._hooks import Observer, Rows
 from ._layers import Layer, check_model, find_layers, mark_ends
@@ -129,6 +129,7 @@ class CurvatureOptimizer(Citizen):
         if self._settings.rule == "muon":
             first, head = (None if given is None else _patterns(given) for given in self._ends)
             mark_ends(self._model, self._layers, first, head)
+        mark_windows(self._model, self._layers)
         self._find_values(*self._told)
         self._stands = self._stands_type(self._all_params())
         self._engine: Any = self._make_engine(self._settings)
@@ -286,7 +287,7 @@ class CurvatureOptimizer(Citizen):
 
     def _observe(self, layer: Layer, rows: Rows) -> None:
         """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
-        self._engine.observe(layer, *rows, 1.0 / self._world())
+        self._engine.observe(layer, *rows[:3], rows.scale / self._world())
 
     def _forget(self, layer: Layer) -> None:
         self._engine.forget_layer(layer)
