@@ -61,6 +61,8 @@ typedef struct abar_optim_config {
     int64_t loss_terms;       /* sophia: examples, or tokens of a text, in the mean that the loss of a step is */
     uint64_t seed;            /* adahessian: of the random signs */
     int64_t classes;          /* ngd --fisher exact: of the labels, one a sample; else 0 */
+    const void *const *method_configs; /* (n_layers): the method's settings for each layer, or NULL: method_config; NULL: one
+                                        * for all. kl-clip is the same for all; ngd, and mfac over all parameters, have one */
 } abar_optim_config;
 
 /* Allocates all state. Copies the config and what it points to, but not the tensors' memory. */

@@ -175,6 +175,7 @@ class OptimConfig(ctypes.Structure):
         ("loss_terms", c_int64),
         ("seed", c_uint64),
         ("classes", c_int64),
+        ("method_configs", POINTER(c_void_p)),
     ]
 
 

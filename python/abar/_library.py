@@ -103,7 +103,7 @@ class Options:
     """A configuration struct of the library, by the rows of its option table."""
 
     def __init__(self, context: Context, table: Any, size: int) -> None:
-        self._context, self._table = context, table
+        self._context, self._table, self._size = context, table, size
         self._memory = (ctypes.c_double * ((size + 7) // 8))()
         context.library.abar_options_default(table, self._memory)
         self.types = {row.name.decode(): row.type for row in _rows(table)}
@@ -111,6 +111,11 @@ class Options:
     @property
     def pointer(self) -> ctypes.c_void_p:
         return ctypes.cast(self._memory, ctypes.c_void_p)
+
+    def copy(self) -> Options:
+        other = Options(self._context, self._table, self._size)
+        ctypes.memmove(other._memory, self._memory, ctypes.sizeof(self._memory))
+        return other
 
     def set(self, name: str, value: Any) -> None:
         """``name`` as on the command line, or with underscores for the hyphens."""

@@ -52,6 +52,7 @@ typedef struct abar__map abar__map;
 struct abar__map {
     const char *name;          /* of the layer; its groups share it; rows of v: LAYER@v, or by head LAYER@v0, LAYER@v1, ... */
     int layer;                 /* -1: all parameters together */
+    const void *config;        /* the method's settings for it */
     int64_t group, in, d, out; /* d: in, and the bias */
     int64_t row, weight_rows;  /* the first of its rows in the layer's weight, and how many that has */
     /* A layer that makes q, k and v may be several maps on the same input, one after the other: maps link .. link + links - 1
@@ -90,7 +91,7 @@ typedef struct abar__curvature_ops {
     /* Optional: the same, once the maps are known. */
     abar_status (*check_maps)(const abar__curvature *cv);
     /* Optional: into how many maps the rows of v of a layer that feeds attention are divided; 0: they are like the others. */
-    int64_t (*value_parts)(const abar__curvature *cv, const abar_layer *layer);
+    int64_t (*value_parts)(const void *config, const abar_layer *layer);
     /* Optional: whether all parameters together are one map (1, their number), called ABAR_ALL_PARAMETERS. */
     bool (*is_joint)(const void *config);
     /* Required: describes what is done for one map. p is begun. */
@@ -102,8 +103,9 @@ struct abar__curvature {
     const abar__stats_ops *stats;
     const abar__curvature_ops *ops;
     abar__curvature_config config;
-    void *method_config;
+    void *method_config; /* then, where layers have settings of their own, those of each layer */
     size_t config_bytes;
+    bool by_layer; /* they have */
     abar__map *maps;
     int n_maps, maps_capacity, n_layers, n_numbers;
     int64_t k;                 /* optimizer steps so far, skipped ones included */
@@ -137,6 +139,7 @@ typedef struct abar__curvature_request {
     const bool *skip;                     /* (n_layers): leave these out, beside --skip-layers; NULL: none */
     bool unclipped;                       /* the defaults are without a KL clip, behind which momentum is orthogonalised */
     const void *method_config;            /* NULL: the defaults */
+    const void *const *layer_configs;     /* (n_layers): in its place, or NULL; NULL: one for all */
     const abar__curvature_config *common; /* likewise */
     const abar_layer *layers;
     int n_layers;
@@ -149,8 +152,11 @@ typedef struct abar__curvature_request {
 /* Copies what it needs of the layers; their memory is the caller's. */
 abar_status abar__curvature_create(abar_device *dev, const abar__curvature_request *request, abar__curvature **out);
 void abar__curvature_destroy(abar__curvature *cv);
-size_t abar__curvature_bytes(const abar__curvature *cv);       /* everything it holds */
-size_t abar__curvature_state_bytes(const abar__curvature *cv); /* the tensors of it */
+/* Copies and checks the request's settings; the method is known. */
+abar_status abar__curvature_configure(abar__curvature *cv, const abar__curvature_request *request);
+const void *abar__curvature_settings(const abar__curvature *cv, int layer); /* the method's, for a layer */
+size_t abar__curvature_bytes(const abar__curvature *cv);                    /* everything it holds */
+size_t abar__curvature_state_bytes(const abar__curvature *cv);              /* the tensors of it */
 abar__cadence abar__curvature_cadence(const abar__curvature *cv);
 /* What create would hold, and how many maps. */
 abar_status abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_request *request, int *maps, size_t *bytes);

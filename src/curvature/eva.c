@@ -22,8 +22,8 @@ static const abar_option options[] = {
 /* With unit vectors â = |â| u, p̂ = |p̂| w the fraction is s (wᵀ G u) w uᵀ, s = q / (ρ + q), q = |â|²|p̂|²: no overflow. */
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    (void)map;
-    const eva_config *c = cv->method_config;
+    (void)cv;
+    const eva_config *c = map->config;
     const abar__stat a = abar__plan_average(p, ABAR_MEAN_ACTIVATION, ABAR_INPUT_MEAN, ABAR_PER_ROW);
     const abar__stat g = abar__plan_average(p, "p", ABAR_GRAD_MEAN, ABAR_PER_ROW);
     const abar__scalar aa = abar__plan_square(p, a), gg = abar__plan_square(p, g), rho = abar__plan_value(p, c->damping);

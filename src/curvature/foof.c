@@ -53,7 +53,8 @@ static abar__factor inverse(const foof_config *c, const abar__map *map, const ab
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    const foof_config *c = cv->method_config;
+    (void)cv;
+    const foof_config *c = map->config;
     abar__damping damping;
     (void)abar__damping_read(c->damping, &damping);
     const abar__stat a = abar__plan_average(p, "A", ABAR_INPUT_PRODUCT, ABAR_PER_ROW);

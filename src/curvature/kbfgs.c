@@ -47,9 +47,9 @@ static const abar_option options[] = {
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    (void)map;
+    (void)cv;
     static const char *const whole[3] = {"H_p", "s", "y"}, *const limited[3] = {"pairs", "s", "y"};
-    const kbfgs_config *c = cv->method_config;
+    const kbfgs_config *c = map->config;
     const double root = sqrt(c->damping);
     const abar__stat a = abar__plan_average(p, "A", ABAR_INPUT_PRODUCT, ABAR_PER_ROW);
     const abar__factor right = abar__plan_inverse(p, "H_a", a, abar__plan_value(p, root));

@@ -77,8 +77,8 @@ static void plan_eigen(const kfac_config *c, abar__stat a, abar__stat g, abar__p
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    (void)map;
-    const kfac_config *c = cv->method_config;
+    (void)cv;
+    const kfac_config *c = map->config;
     const bool expand = c->approximation == EXPAND;
     const abar__stat a = abar__plan_average(p, "A", expand ? ABAR_INPUT_PRODUCT : ABAR_INPUT_MEAN_PRODUCT,
                                             expand ? ABAR_PER_ROW : ABAR_PER_EXAMPLE);

@@ -51,9 +51,8 @@ static abar_status check_maps(const abar__curvature *cv)
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    (void)map;
     static const char *const first[3] = {"R", "S", "S_start"}, *const second[3] = {"P", "Q", "Q_start"};
-    const kpsvd_config *c = cv->method_config;
+    const kpsvd_config *c = map->config;
     abar__stat r, s;
     abar__plan_nearest(p, first, cv->examples, (int)c->rounds, &r, &s);
     const abar__scalar ratio = abar__plan_ratio(p, abar__plan_mean(p, r), abar__plan_mean(p, s));

@@ -47,8 +47,8 @@ static abar_status check(abar_context *ctx, const char *method, const void *conf
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    (void)map;
-    const lngd_config *c = cv->method_config;
+    (void)cv;
+    const lngd_config *c = map->config;
     const abar__stat phi = abar__plan_average(p, "Phi", ABAR_INPUT_WEIGHED_PRODUCT, ABAR_PER_EXAMPLE);
     const abar__stat psi = abar__plan_average(p, "Psi", ABAR_GRAD_WEIGHED_SQUARES, ABAR_PER_EXAMPLE);
     const abar__scalar denominator = abar__plan_mean_number(p, "Psi_denominator", ABAR_NUMBER_WEIGHTS, ABAR_PER_EXAMPLE);

@@ -41,21 +41,21 @@ abar_status abar__mac_check(abar_context *ctx, const char *method, const void *c
     return ABAR_OK;
 }
 
-static bool is_calibrated(const abar__curvature *cv, const abar__map *map)
+static bool is_calibrated(const abar__map *map)
 {
-    const abar__mac_config *c = cv->method_config;
+    const abar__mac_config *c = map->config;
     return map->first && c->first_layer != FIRST_RUNNING;
 }
 
-static bool is_covariance(const abar__curvature *cv, const abar__map *map)
+static bool is_covariance(const abar__map *map)
 {
-    const abar__mac_config *c = cv->method_config;
+    const abar__mac_config *c = map->config;
     return map->first && c->first_layer == FIRST_DATASET_COV;
 }
 
-static bool is_factored(const abar__curvature *cv, const abar__map *map)
+static bool is_factored(const abar__map *map)
 {
-    const abar__mac_config *c = cv->method_config;
+    const abar__mac_config *c = map->config;
     return map->part >= 0 && c->value_stat == VALUE_FACTORED;
 }
 
@@ -66,15 +66,15 @@ static double least_share(const abar__curvature *cv) { return cv->dev->ops->dtyp
 abar_status abar__mac_check_maps(const abar__curvature *cv)
 {
     const abar__mac_config *c = cv->method_config;
-    bool first = c->first_layer == FIRST_RUNNING;
+    bool first = c->first_layer == FIRST_RUNNING; /* of layers with settings of their own, those say it */
     for (int i = 0; i < cv->n_maps; i++) {
         const abar__map *map = &cv->maps[i];
         first = first || map->first;
-        if (is_factored(cv, map) && map->by_position.positions == 0)
+        if (is_factored(map) && map->by_position.positions == 0)
             return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
                               "--value-stat factored: how many tokens %s has is not known, give the layer's input its shape",
                               map->name);
-        if (map->part >= 0 && is_calibrated(cv, map)) /* what attention weighs is not known before step 0 */
+        if (map->part >= 0 && is_calibrated(map)) /* what attention weighs is not known before step 0 */
             return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
                               "--first-layer: %s reads the network's input and feeds attention, use running, or --value-stat "
                               "plain",
@@ -88,9 +88,9 @@ abar_status abar__mac_check_maps(const abar__curvature *cv)
 /* ---- the plan ------------------------------------------------------------------------------------------------------ */
 
 /* Rows of v have m = E_b[X_bᵀ t̄_b] in place of ā, one for all of them or one for each head (methods.md section 2). */
-int64_t abar__mac_value_parts(const abar__curvature *cv, const abar_layer *layer)
+int64_t abar__mac_value_parts(const void *config, const abar_layer *layer)
 {
-    const abar__mac_config *c = cv->method_config;
+    const abar__mac_config *c = config;
     if (layer->attention.heads == 0 || c->value_stat == VALUE_PLAIN) return 0;
     return c->value_stat == VALUE_PER_HEAD ? layer->attention.heads : 1;
 }
@@ -121,19 +121,19 @@ static abar__scalar plan_damping(const abar__curvature *cv, const abar__map *map
 
 void abar__mac_plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    const abar__mac_config *c = cv->method_config;
-    if (is_covariance(cv, map)) {
+    const abar__mac_config *c = map->config;
+    if (is_covariance(map)) {
         plan_covariance(c, p);
         return;
     }
     const bool values = map->part >= 0; /* rows of v */
     const abar__per per = values ? ABAR_PER_SEQUENCE : ABAR_PER_ROW;
     const abar__stat a = abar__plan_average(p, ABAR_MEAN_ACTIVATION, values ? ABAR_ATTENTION_MEAN : ABAR_INPUT_MEAN, per);
-    if (is_factored(cv, map)) abar__plan_by_position(p, map->by_position.positions);
+    if (is_factored(map)) abar__plan_by_position(p, map->by_position.positions);
     const abar__damping damping = damping_of(c);
     abar__scalar t = {0}; /* the mean of |a|² */
     if (damping.kind != ABAR_DAMPING_NUMBER) t = abar__plan_mean_number(p, "t", ABAR_NUMBER_SQUARE, per);
-    if (is_calibrated(cv, map)) abar__plan_calibrate(p);
+    if (is_calibrated(map)) abar__plan_calibrate(p);
 
     const abar__scalar square = abar__plan_square(p, a); /* |â|² */
     const abar__scalar rho = plan_damping(cv, map, p, damping, t, square);

@@ -40,7 +40,7 @@ typedef struct abar__mac_config {
 /* MAC's own functions, as abar__curvature_ops describes them. */
 abar_status abar__mac_check(abar_context *ctx, const char *method, const void *config);
 abar_status abar__mac_check_maps(const abar__curvature *cv);
-int64_t abar__mac_value_parts(const abar__curvature *cv, const abar_layer *layer);
+int64_t abar__mac_value_parts(const void *config, const abar_layer *layer);
 void abar__mac_plan(const abar__curvature *cv, const abar__map *map, abar__plan *p);
 
 #endif

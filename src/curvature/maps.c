@@ -10,60 +10,6 @@
 #define LABEL_EXTRA 64 /* what a state tensor's name has beside its layer's */
 #define PART_NAME 16   /* what the name of a part of v has, at most */
 
-static const abar_option shared_options[] = {
-    {.name = "stat-decay",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(abar__curvature_config, stat_decay),
-     .fallback = "0.95",
-     .min = 0.0,
-     .max = 0.999999,
-     .help = "weight of the old value in the moving averages of statistics"},
-    {.name = "tcov",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(abar__curvature_config, tcov),
-     .fallback = "5",
-     .min = 1,
-     .max = 1e9,
-     .help = "statistics are taken every so many steps"},
-    {.name = "tinv",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(abar__curvature_config, tinv),
-     .fallback = "50",
-     .min = 1,
-     .max = 1e9,
-     .help = "inverses and means are refreshed every so many steps"},
-    {.name = "toffset",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(abar__curvature_config, toffset),
-     .fallback = "0",
-     .min = 0,
-     .max = 1e9,
-     .help = "the first step with statistics and a refresh; before it the gradient is left as it is"},
-    {.name = "homogeneous",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(abar__curvature_config, homogeneous),
-     .fallback = "true",
-     .help = "a bias is preconditioned with its weight, as the column of an input that is 1"},
-    {.name = "refresh",
-     .type = ABAR_OPTION_CHOICE,
-     .offset = offsetof(abar__curvature_config, refresh),
-     .fallback = "together",
-     .choices = "together|spread",
-     .help = "refresh all layers in one step, or spread them over the steps"},
-    {.name = "pgrad",
-     .type = ABAR_OPTION_CHOICE,
-     .offset = offsetof(abar__curvature_config, pgrad),
-     .fallback = "batch-mean",
-     .choices = "batch-mean|per-example",
-     .help = "output gradients of the batch-mean loss, or of each example's"},
-    {.name = "skip-layers",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(abar__curvature_config, skip_layers),
-     .fallback = "",
-     .help = "layers without preconditioning: names with * and ?, joined by commas"},
-    {.name = NULL},
-};
-
 /* ---- maps ------------------------------------------------------------------------------------------------------- */
 
 /* Does the pattern (up to its end or a comma) fit the whole name? */
@@ -119,15 +65,15 @@ static abar_status check_values(abar_context *ctx, const abar_layer *l)
                       "curvature: %s feeds attention: its windows must be square and divide the grid of tokens", l->name);
 }
 
-static int64_t value_parts(const abar__curvature *cv, const abar_layer *l)
+static int64_t value_parts(const abar__curvature *cv, const abar_layer *l, int layer)
 {
-    return cv->ops->value_parts ? cv->ops->value_parts(cv, l) : 0;
+    return cv->ops->value_parts ? cv->ops->value_parts(abar__curvature_settings(cv, layer), l) : 0;
 }
 
 /* Parts of v are behind one map of the other rows, where there are any. */
-static int64_t maps_of(const abar__curvature *cv, const abar_layer *l)
+static int64_t maps_of(const abar__curvature *cv, const abar_layer *l, int layer)
 {
-    const int64_t parts = value_parts(cv, l);
+    const int64_t parts = value_parts(cv, l, layer);
     if (parts) return parts + (l->attention.value_row > 0);
     return l->weight.ndim == 4 ? l->window.groups : 1;
 }
@@ -150,10 +96,11 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
 {
     bool conv = l->weight.ndim == 4;
     int64_t groups = conv ? l->window.groups : 1, out = l->weight.dim[0] / groups, group = conv ? index : 0;
-    int64_t in = abar_tensor_count(&l->weight) / l->weight.dim[0], parts = value_parts(cv, l);
+    int64_t in = abar_tensor_count(&l->weight) / l->weight.dim[0], parts = value_parts(cv, l, layer);
     const bool bias = has_bias(l) && cv->config.homogeneous;
     size_t element = abar__element(cv);
     *map = (abar__map){.layer = layer,
+                       .config = abar__curvature_settings(cv, layer),
                        .group = group,
                        .in = in,
                        .d = in + (bias ? 1 : 0),
@@ -300,9 +247,6 @@ static abar_status take_memory(abar__curvature *cv)
     return ABAR_OK;
 }
 
-const abar_option *abar_curvature_options(void) { return shared_options; }
-size_t abar_curvature_config_size(void) { return sizeof(abar__curvature_config); }
-
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
 
 static abar_status find_method(abar_context *ctx, const char *name, const abar__curvature_ops **out)
@@ -312,29 +256,6 @@ static abar_status find_method(abar_context *ctx, const char *name, const abar__
     const char *near = abar_nearest_name(name, abar_method_names());
     return abar__fail(ctx, ABAR_E_NOT_FOUND, "optimizer %s: no such curvature method%s%s", name, near ? ", did you mean " : "",
                       near ? near : "");
-}
-
-static abar_status configure(abar__curvature *cv, const abar__curvature_request *request)
-{
-    abar_context *ctx = cv->dev->ctx;
-    const abar_method *method = &cv->ops->method;
-    if (request->common)
-        cv->config = *request->common;
-    else
-        abar_options_default(shared_options, &cv->config);
-    ABAR_TRY(abar__options_check(ctx, method->name, shared_options, &cv->config));
-    if (cv->ops->by_example) cv->config.tcov = cv->config.tinv = 1;
-    if (cv->ops->by_example || cv->ops->second_pass) cv->config.toffset = 0;
-    cv->config_bytes = method->config_size;
-    ABAR_TRY(abar__alloc(ctx, cv->config_bytes, &cv->method_config));
-    if (request->method_config)
-        memcpy(cv->method_config, request->method_config, cv->config_bytes);
-    else
-        abar_options_default(method->options, cv->method_config);
-    const abar_option *kl_clip = abar_options_find(method->options, "kl-clip");
-    const bool clips = kl_clip && !(request->unclipped && !request->method_config);
-    if (clips) cv->kl_clip = *(const double *)(const void *)((const char *)cv->method_config + kl_clip->offset);
-    return abar_method_check(ctx, method, cv->method_config);
 }
 
 /* A part of v has a name of its own, and no layer may have it too. */
@@ -360,14 +281,14 @@ static abar_status count_maps(abar__curvature *cv, const abar_layer *layers, int
     size_t longest = 0;
     for (int i = 0; i < n; i++) {
         ABAR_TRY(check_layer(ctx, &layers[i]));
-        if (value_parts(cv, &layers[i])) ABAR_TRY(check_values(ctx, &layers[i]));
+        if (value_parts(cv, &layers[i], i)) ABAR_TRY(check_values(ctx, &layers[i]));
         for (int j = 0; j < i; j++)
             if (strcmp(layers[i].name, layers[j].name) == 0)
                 return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: two layers are called %s, rename one", layers[i].name);
         size_t length = strlen(layers[i].name) + 1;
-        cv->names_bytes += length + (size_t)value_parts(cv, &layers[i]) * (length + PART_NAME);
+        cv->names_bytes += length + (size_t)value_parts(cv, &layers[i], i) * (length + PART_NAME);
         longest = length > longest ? length : longest;
-        *count += (int)maps_of(cv, &layers[i]);
+        *count += (int)maps_of(cv, &layers[i], i);
     }
     cv->label_bytes = longest + LABEL_EXTRA;
     cv->names_bytes += cv->label_bytes;
@@ -377,8 +298,8 @@ static abar_status count_maps(abar__curvature *cv, const abar_layer *layers, int
 /* The maps of one layer; those of v are linked with each other and with the one before them. */
 static void add_maps(abar__curvature *cv, const abar_layer *l, int layer, const char *name)
 {
-    const int first = cv->n_maps, maps = (int)maps_of(cv, l);
-    const bool linked = value_parts(cv, l) > 0;
+    const int first = cv->n_maps, maps = (int)maps_of(cv, l, layer);
+    const bool linked = value_parts(cv, l, layer) > 0;
     for (int m = 0; m < maps; m++) {
         abar__map *map = &cv->maps[cv->n_maps++];
         describe_map(cv, l, layer, m, map);
@@ -406,6 +327,7 @@ static abar_status make_joint_map(abar__curvature *cv, int64_t parameters)
     abar__map *map = cv->maps;
     *map = (abar__map){.name = cv->names,
                        .layer = -1,
+                       .config = cv->method_config,
                        .in = parameters,
                        .d = parameters,
                        .out = 1,
@@ -496,7 +418,7 @@ static abar_status prepare(abar_device *dev, const abar__curvature_request *requ
                             .classes = request->classes,
                             .pass = -1,
                             .kl_scale = 1.0};
-    abar_status status = configure(cv, request);
+    abar_status status = abar__curvature_configure(cv, request);
     if (status == ABAR_OK && ops->check_batch) status = ops->check_batch(cv);
     if (status == ABAR_OK) status = make_maps(cv, request);
     if (status == ABAR_OK && ops->check_maps) status = ops->check_maps(cv);

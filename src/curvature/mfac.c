@@ -47,9 +47,9 @@ static bool is_joint(const void *config) { return ((const mfac_config *)config)-
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    (void)map;
+    (void)cv;
     static const char *const names[2] = {"ring", "gram"};
-    const mfac_config *c = cv->method_config;
+    const mfac_config *c = map->config;
     abar__plan_ring(p, names, c->gradients, c->precision == RING_BF16, c->damping);
 }
 

@@ -143,7 +143,7 @@ static abar_status check_maps(const abar__curvature *cv)
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    const ngd_config *c = cv->method_config;
+    const ngd_config *c = map->config;
     abar__example_rows rows = {.examples = cv->examples,
                                .inputs = map->one_row ? map->d : map->out * map->d,
                                .outputs = map->one_row ? map->out : 0,

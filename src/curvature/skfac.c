@@ -40,9 +40,8 @@ static abar__factor side(abar__plan *p, int64_t examples, bool of_grads, const c
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    (void)map;
     static const char *const of_a[3] = {"A", "A_inverse", "A_damping"}, *const of_p[3] = {"P", "P_inverse", "P_damping"};
-    const skfac_config *c = cv->method_config;
+    const skfac_config *c = map->config;
     const abar__scalar alpha = abar__plan_value(p, sqrt(c->damping));
     const abar__factor right = side(p, cv->examples, false, of_a, alpha);
     const abar__factor left = side(p, cv->examples, true, of_p, alpha);

@@ -23,16 +23,15 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
-static double diagonal_damping(const abar__curvature *cv)
+static double diagonal_damping(const smac_config *c)
 {
-    const smac_config *c = cv->method_config;
     abar__damping damping;
     return abar__damping_read(c->mac.damping, &damping) && damping.kind == ABAR_DAMPING_NUMBER ? damping.value : c->diagonal;
 }
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    const double rho = diagonal_damping(cv);
+    const double rho = diagonal_damping(map->config);
     abar__mac_plan(cv, map, p);
     const abar__stat pp = abar__plan_average(p, "pp", ABAR_GRAD_SQUARES, ABAR_PER_ROW);
     const abar__factor r = abar__plan_reciprocals(p, "r", pp, NULL, abar__plan_value(p, rho));

@@ -238,6 +238,7 @@ static abar__curvature_request curvature_request(const abar_optim *o, const abar
                                      .skip = skip,
                                      .unclipped = o->rule->orthogonalise != NULL,
                                      .method_config = c->method_config,
+                                     .layer_configs = c->method_configs,
                                      .common = c->curvature,
                                      .layers = c->layers,
                                      .n_layers = c->n_layers,

@@ -98,6 +98,9 @@ const rig_config rig_configs[] = {
      .lr = 0.02,
      .options = {"max-dim=6", "eps=1e-2", "soap-freq=1", "soap-factors=kl", "correct-bias=false", "hyperball=true"}},
     {.rule = "soap", .lr = 0.02, CADENCE, .method = "mac", .rho = 0.3, .options = {"max-dim=6", "eps=1e-2", "hyperball=true"}},
+    {SGD, CADENCE, .method = "mac", .rho = 0.3, .apart = {"damping=0.02", "damping-form=coupled"}},
+    {SGD, CADENCE, .method = "kfac", .rho = 0.3, .kl_clip = 1e-3, .apart = {"damping=0.5", "kfac-inverse=eigen"}},
+    {SGD, CADENCE, .method = "foof", .rho = 0.2, .apart = {"damping=trace:0.2"}},
 };
 
 _Static_assert(sizeof rig_configs / sizeof *rig_configs == RIG_CONFIGS, "RIG_CONFIGS is not the number of rows");

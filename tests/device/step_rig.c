@@ -178,6 +178,15 @@ typedef struct settings {
     void *rule, *common, *method; /* configs */
 } settings;
 
+/* word: "name=value"; tables that have no such name are left alone. */
+static void set_option(const rig *r, const abar_option *table, void *config, const char *word)
+{
+    char name[32];
+    const char *value = strchr(word, '=') + 1;
+    snprintf(name, sizeof name, "%.*s", (int)(value - 1 - word), word);
+    if (abar_options_find(table, name)) NEED(r, abar_options_set(r->ctx, table, config, name, value));
+}
+
 static void *configured(const rig *r, const abar_option *table, size_t size, const char *const (*words)[2], int n)
 {
     void *config = calloc(1, size);
@@ -186,12 +195,7 @@ static void *configured(const rig *r, const abar_option *table, size_t size, con
     for (int i = 0; i < n; i++)
         if (words[i][1] && abar_options_find(table, words[i][0]))
             NEED(r, abar_options_set(r->ctx, table, config, words[i][0], words[i][1]));
-    for (int i = 0; i < 8 && r->config.options[i]; i++) {
-        char name[32];
-        const char *value = strchr(r->config.options[i], '=') + 1;
-        snprintf(name, sizeof name, "%.*s", (int)(value - 1 - r->config.options[i]), r->config.options[i]);
-        if (abar_options_find(table, name)) NEED(r, abar_options_set(r->ctx, table, config, name, value));
-    }
+    for (int i = 0; i < 8 && r->config.options[i]; i++) set_option(r, table, config, r->config.options[i]);
     return config;
 }
 
@@ -231,6 +235,18 @@ static settings configure(const rig *r)
                       method ? configured(r, method->options, method->config_size, words, n) : NULL};
 }
 
+/* The method's settings of every second layer; NULL: there are none. */
+static void *configure_apart(const rig *r, const void *config)
+{
+    if (!r->config.apart[0]) return NULL;
+    const abar_method *method = abar_method_find(r->config.method);
+    void *own = malloc(method->config_size);
+    assert_non_null(own);
+    memcpy(own, config, method->config_size);
+    for (int i = 0; i < 4 && r->config.apart[i]; i++) set_option(r, method->options, own, r->config.apart[i]);
+    return own;
+}
+
 static abar_layer layer_of(const rig *r, const rig_side *s, int index)
 {
     const rig_layer *l = &r->layer[index];
@@ -249,6 +265,9 @@ static abar_layer layer_of(const rig *r, const rig_side *s, int index)
 void rig_make_optim(rig *r, rig_side *s)
 {
     const settings set = configure(r);
+    void *own = configure_apart(r, set.method);
+    const void *method_configs[RIG_LAYERS] = {NULL};
+    for (int i = 1; i < RIG_LAYERS; i += 2) method_configs[i] = own;
     abar_optim_param params[RIG_PARAMS];
     abar_layer layers[RIG_LAYERS];
     void *extra[RIG_PARAMS];
@@ -273,12 +292,14 @@ void rig_make_optim(rig *r, rig_side *s)
                                                    .loss_terms = 3,
                                                    .examples = RIG_EXAMPLES + 2, /* at most: batches may be smaller */
                                                    .classes = 3,
-                                                   .seed = 7},
+                                                   .seed = 7,
+                                                   .method_configs = own ? method_configs : NULL},
                               &s->optim));
     assert_true(s->dev->ops->step->bytes(s->optim->step) > 0);
     free(set.rule);
     free(set.common);
     free(set.method);
+    free(own);
 }
 
 void rig_set_param(const rig *r, rig_side *s, int i, bool with_grad)

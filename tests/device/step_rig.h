@@ -28,11 +28,12 @@ typedef struct rig_config {
     int bad_input_step, bad_layer; /* an activation is */
     int far_step;                  /* the square of an extra gradient is no number there */
     const char *options[8];        /* of the rule or the method, "name=value"; NULL: no more */
+    const char *apart[4];          /* likewise of the method for every second layer, in place of the others' */
 } rig_config;
 
 /* Every rule and method. */
 enum {
-    RIG_CONFIGS = 71,
+    RIG_CONFIGS = 74,
     RIG_SGD = 0,
     RIG_ADAMW = 4,
     RIG_MAC = 5,

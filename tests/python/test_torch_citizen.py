@@ -143,10 +143,10 @@ class Groups(Case):
                 train(model, optimizer, 3, first=4)
                 self.assert_differ(weights_of(model.head), weights_of_part(before, "head."), 1e-7)
 
-    def test_of_their_own_damping_are_refused(self):
+    def test_with_cadences_of_their_own_are_refused(self):
         model = make_net()
-        with self.assertRaisesRegex(ValueError, "damping is one for all parameters"):
-            make("mac", model, params=[{"params": model.parameters(), "damping": 3.0}])
+        with self.assertRaisesRegex(ValueError, "tinv is one for all parameters"):
+            make("mac", model, params=[{"params": model.parameters(), "tinv": 3}])
 
     def test_maximize_is_minimizing_the_negative(self):
         for method in CLASSES:

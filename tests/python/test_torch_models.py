@@ -209,23 +209,25 @@ class Models(Case):
         optimizer.close()
 
     def check_steps(self, name, make, loss, stat="expectation", **more):
+        start, lr = build(make), RATES.get(name, 0.01)
+        other = copy.deepcopy(start).double()
+        oracle = Mac(other, *maps_of(other), lr, stat, GROUPED.get(name, 0))
+        attends = any(kind in name for kind in ATTENDING)
+        self.assertEqual(bool(oracle.value_parts), attends and stat != "plain", name)
+        for k in range(STEPS):
+            oracle.step(k, loss)
+        before = dict(start.named_parameters())
+        expected = torch.cat([p.detach().flatten() for p in other.parameters()])
         for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
-            model = build(make).to(dtype)
-            other = copy.deepcopy(model).double()
-            lr = RATES.get(name, 0.01)
+            model = copy.deepcopy(start).to(dtype)
             optimizer = abar.torch.MAC(model, lr=lr, **SETTINGS, **more)
-            oracle = Mac(other, *maps_of(other), lr, stat, GROUPED.get(name, 0))
-            attends = any(kind in name for kind in ATTENDING)
-            self.assertEqual(bool(oracle.value_parts), attends and stat != "plain", name)
             for k in range(STEPS):
                 optimizer.zero_grad()
                 loss(model, k).backward()
                 optimizer.step()
-                oracle.step(k, loss)
-            before, weights = dict(build(make).named_parameters()), dict(model.named_parameters())
+            weights = dict(model.named_parameters())
             self.assertGreater(max(float((weights[n] - before[n]).norm() / before[n].norm()) for n, _ in oracle.layers), 0.01)
             found = torch.cat([p.detach().double().flatten() for p in weights.values()])
-            expected = torch.cat([p.detach().flatten() for p in other.parameters()])
             self.assert_close(found, expected, tolerance, f"{name} {dtype}")
             optimizer.close()
 

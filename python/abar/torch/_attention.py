@@ -86,6 +86,19 @@ def recognise(module: nn.Module) -> Attention | None:
     return None
 
 
+def mark_windows(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """Layers of attention in windows, as Swin's: an example is an image there (methods.md section 0)."""
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
+        parent = path.rpartition(".")[0]
+        near = (module, modules[parent], *module.children())
+        if not any(getattr(one, "window_size", None) for one in near) or recognise(module) is None:
+            continue
+        around = parent if type(modules[parent]).__name__.endswith("Attention") else path  # Swinv2's output layer is beside it
+        for layer in layers:
+            layer.windowed = layer.windowed or layer.name.startswith(f"{around}.")
+
+
 def _rows_of(layer: Layer, attention: Attention) -> Values | None:
     """Fused layers make q, k and v, or k and v where the queries have a layer of their own."""
     out, into = layer.weight.shape[::-1] if layer.transposed else layer.weight.shape[:2]

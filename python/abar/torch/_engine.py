@@ -120,8 +120,10 @@ class Engine:
         factors: Sequence[tuple[float, float]],
         layers: Sequence[Layer],
         settings: Settings,
+        own: Sequence[_library.Options | None] = (),
     ) -> None:
-        """names, and factors (learning rate and weight decay), are the parameters'."""
+        """names, and factors (learning rate and weight decay), are the parameters'. own: the method's settings for each layer,
+        where they are not those of all."""
         self.context, self.library = context, context.library
         self.params, self.names, self.layers = list(params), list(names), list(layers)
         name, self.torch_device = _pick_device(context, self.params)
@@ -134,7 +136,7 @@ class Engine:
         self._kept: list[Tensor] = []  # gradients made row-major for this step
         self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
         self.steps_before = 0  # of a rule alone: those of the optimizer whose state was loaded
-        self.optim = self._create(factors, settings)
+        self.optim = self._create(factors, settings, own)
         self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
         self.averages = bool(self.library.abar_rule_find(settings.rule.encode()).contents.averages)
         self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
@@ -165,7 +167,9 @@ class Engine:
         if self.torch_device.type == "cuda":
             self.context.check(self.library.abar_device_set_stream(self.device, self._stream()))
 
-    def _create(self, factors: Sequence[tuple[float, float]], settings: Settings) -> ctypes.c_void_p:
+    def _create(
+        self, factors: Sequence[tuple[float, float]], settings: Settings, own: Sequence[_library.Options | None]
+    ) -> ctypes.c_void_p:
         params, layers = self._describe_params(factors), self._describe_layers()
         outputs = (ctypes.c_bool * len(self.layers))(*(layer.makes_output for layer in self.layers))
         config = _abi.OptimConfig(
@@ -188,6 +192,8 @@ class Engine:
         if self.library.abar_rule_extra(self.library.abar_rule_find(settings.rule.encode())) != _abi.EXTRA_NONE:
             self.extra_grads = [torch.zeros_like(self._dense(i, p)) for i, p in enumerate(self.params)]
             config.extra_grads = (ctypes.c_void_p * len(params))(*(g.data_ptr() for g in self.extra_grads))
+        if any(own):
+            config.method_configs = (ctypes.c_void_p * len(own))(*(one and one.pointer.value for one in own))
         optim = ctypes.c_void_p()
         status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
         if status < 0:

@@ -26,6 +26,7 @@ class Rows(NamedTuple):
     x: Tensor
     grad: Tensor | None  # of the output, where the method reads it
     columns: Tensor | None  # where attention reads the output as values
+    scale: float = 1.0  # of the gradients
 
 
 Observe = Callable[[Layer, Rows], None]
@@ -59,6 +60,12 @@ class _Use:
                 f"change a copy, or leave the layer out with skip=({self.layer.name!r},)"
             )
         return x
+
+    def examples(self) -> int:
+        if self.tokens.length:
+            return self.tokens.sequences
+        batched = len(self.shape) >= (1 if self.conv is None else 3)  # (N, ...), (N, C, H)
+        return self.shape[0] if batched else 1
 
     def arrange(self, t: Tensor, is_input: bool) -> Tensor:
         """Input or output gradient as the library reads it."""
@@ -103,6 +110,7 @@ class Observer:
         self._columns: dict[int, list[Tensor]] = {}  # of compiled models, by token
         self._guards: dict[int, tuple[Any, ...]] = {}
         self._passes: dict[int, dict[int, list[tuple[_Use, Tensor | None]]]] = {}
+        self._images: dict[int, int] = {}  # examples of a pass, as layers say that do not read windows
         self._grads: dict[int, tuple[Tensor, int]] = {}  # of what was observed: the gradient then, and its version
         self.hidden: dict[int, str] = {}  # layers with a use that cannot be observed, and why
         self.parts: set[int] = set()  # layers whose weight was used in parts
@@ -129,6 +137,7 @@ class Observer:
     def reset(self) -> None:
         """Nothing was observed. Forward passes may have been made: zero_grad() often comes before backward alone."""
         self._passes.clear()
+        self._images.clear()
         self._grads.clear()
         self.observed.clear()
 
@@ -262,8 +271,10 @@ class Observer:
         task = _task()
         if task not in self._passes:
             self._passes[task] = {}
-            passes = self._passes
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: passes.pop(task, None) and None)
+            parts = self._passes, self._images
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: [part.pop(task, None) for part in parts] and None)
+        if self._by_example and not use.layer.windowed:
+            self._images.setdefault(task, use.examples())
         uses = self._passes[task].setdefault(use.layer.index, [])
         uses.append((use, grad if self._reads_output_grad else None))
 
@@ -280,7 +291,7 @@ class Observer:
         if observe is None or not fresh:
             return
         for rows in self._join(layer, [self._read(use, grad) for use, grad in fresh]):
-            observe(layer, rows)
+            observe(layer, self._by_image(layer, rows) if self._by_example and layer.windowed else rows)
         self.observed.add(layer.index)
         if layer.weight.grad is not None:
             self._grads[layer.index] = (layer.weight.grad, layer.weight.grad._version)
@@ -310,6 +321,20 @@ class Observer:
         x = torch.cat([_sequence(rows.x) for rows in parts], 1)
         grads = [_sequence(rows.grad) for rows in parts if rows.grad is not None]
         return [Rows(x, torch.cat(grads, 1) if grads else None, None)]
+
+    def _by_image(self, layer: Layer, rows: Rows) -> Rows:
+        """The windows of an image are one example (methods.md section 0). Where attention weighs the rows of each window, what
+        is left that depends on the number of examples is the scale of output gradients."""
+        windows, images = rows.x.shape[0], self._images.get(_task(), 0)
+        if images == 0 or windows % images:
+            raise RuntimeError(
+                f"abar: {layer.name} reads {windows} windows, and of how many images they are cannot be told; leave it to the "
+                f"rule with skip=({layer.name!r},)"
+            )
+        if rows.columns is not None:
+            return rows._replace(scale=images / windows)
+        join = lambda t: t.reshape(images, -1, t.shape[-1])  # noqa: E731
+        return Rows(join(rows.x), None if rows.grad is None else join(rows.grad), None)
 
     def forget_dropped(self, layer: Layer, passing: bool) -> None:
         """Statistics go with their gradient, where someone has set it to None or, before a further pass, to zero."""

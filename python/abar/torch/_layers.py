@@ -55,6 +55,7 @@ class Layer:
     index: int = 0  # among the layers that the library knows
     reads_input: bool = False  # of the network
     makes_output: bool = False
+    windowed: bool = False  # reads windows of images, those of an image one after the other
     values: Values | None = None  # rows that make values of attention, where they have statistics of their own
     window: _abi.Window = field(default_factory=_abi.Window)
 

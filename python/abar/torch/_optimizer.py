@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from .. import _library
 from ._citizen import Citizen
 from ._engine import Closed, Engine, Settings, make_settings
-from ._attention import Attention, find_values
+from ._attention import Attention, find_values, mark_windows
+from ._groups import check_change, check_group, chosen_options, options_of_layers, rule_settings, set_rule_settings
 from ._hooks import Observer, Rows
 from ._layers import Layer, check_model, find_layers, mark_ends
 from ._ranks import CHECK_EVERY, Ranks
@@ -45,7 +46,8 @@ class CurvatureOptimizer(Citizen):
         tcov, tinv: steps between statistics (5), between refreshes of what is derived from them (50).
         skip: patterns (``*``, ``?``) of layers that go to the rule as they are (of rule "muon": to AdamW): names of
             modules or parameters.
-        params: parameters, or groups as for torch.optim with their own lr and weight_decay; default all of the model.
+        params: parameters, or groups as for torch.optim with their own lr, weight_decay and settings of the method, such as
+            damping; default all of the model.
         grad_scaler: the GradScaler, needed only where its unscale_() is called and the method reads output gradients.
         process_group: over which statistics are joined; default that of DistributedDataParallel, else the default group, if
             there is one at the step. False: this process trains its own model.
@@ -111,7 +113,7 @@ class CurvatureOptimizer(Citizen):
         self._refuse_idle(settings, first is not None or head is not None)
         self._ends, self._told = (first, head), (attention, settings)
         defaults = dict(
-            lr=lr, weight_decay=weight_decay, maximize=bool(maximize), **_group_settings(self._settings.rule_options)
+            lr=lr, weight_decay=weight_decay, maximize=bool(maximize), **rule_settings(self._settings.rule_options)
         )
         super().__init__(self._model.parameters() if params is None else params, defaults)
         self._attach()
@@ -127,10 +129,12 @@ class CurvatureOptimizer(Citizen):
         if self._settings.rule == "muon":
             first, head = (None if given is None else _patterns(given) for given in self._ends)
             mark_ends(self._model, self._layers, first, head)
+        mark_windows(self._model, self._layers)
         self._find_values(*self._told)
         self._stands = self._stands_type(self._all_params())
         self._engine: Any = self._make_engine(self._settings)
-        self._rule_in_force = _group_settings(self._settings.rule_options)
+        self._options_in_force = chosen_options(self._settings.method_options, self.param_groups)
+        self._rule_in_force = rule_settings(self._settings.rule_options)
         seen = {self._engine.layer_of(m) for m in self._engine.maps()}
         observed = [layer for layer in self._layers if layer.name in seen]
         self._observer = Observer(
@@ -212,7 +216,8 @@ class CurvatureOptimizer(Citizen):
                     f"attention={{...: abar.torch.Attention(..., tokens=197)}}"
                 )
 
-    def _make_engine(self, settings: Settings) -> Engine:
+    def _make_engine(self, settings: Settings, groups: Sequence[dict[str, Any]] | None = None) -> Engine:
+        """groups: the method's settings of each; None: what the groups say now."""
         params = self._all_params()
         known = {id(p): name for name, p in self._model.named_parameters()}
         names = [known.get(id(p), f"params.{i}") for i, p in enumerate(params)]
@@ -220,16 +225,31 @@ class CurvatureOptimizer(Citizen):
         if self._stands.sharded:
             kl_clip = settings.method_options.get("kl_clip") if "kl_clip" in settings.method_options else 0.0
             check_rows_alone(settings.method, settings.rule, kl_clip, self._clip, self._layers)
-        return Engine(self._context, self._stands.tensors, names, factors, self._stands.layers(self._layers), settings)
+        if groups is None:
+            groups = chosen_options(settings.method_options, self.param_groups)
+        own = options_of_layers(settings.method_options, self.param_groups, groups, self._layers)
+        return Engine(self._context, self._stands.tensors, names, factors, self._stands.layers(self._layers), settings, own)
+
+    def _follow_options(self) -> None:
+        """Where somebody has changed a group's settings of the method. They hold from the next refresh on."""
+        wanted = chosen_options(self._settings.method_options, self.param_groups)
+        if wanted == self._options_in_force:
+            return
+        before, pending = self._engine, self._engine.read_pending()
+        engine = self._make_engine(self._settings, wanted)
+        check_change(self.method, before, engine, pending is not None)
+        carry_over(before, engine, self._stands.originals, self._stands.originals)
+        if pending is not None:
+            engine.write_pending(pending)
+        before.close()
+        self._engine, self._options_in_force = engine, wanted
 
     def _watch(self) -> None:
         self._observer.set_active(self._engine.observes())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. What the optimizer knows of its other parameters stays; AdamW's t counts its updates, not a group's."""
-        own = {k for t in (self._settings.method_options, self._settings.curvature_options) for k in t.keywords()}
-        for key in own & param_group.keys():
-            raise ValueError(f"abar: {key} is one for all parameters; a group has lr and weight_decay of its own")
+        check_group(self._settings, param_group, self.defaults)
         super().add_param_group(param_group)
         if self._ready:
             self._follow_params()
@@ -267,7 +287,7 @@ class CurvatureOptimizer(Citizen):
 
     def _observe(self, layer: Layer, rows: Rows) -> None:
         """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
-        self._engine.observe(layer, *rows, 1.0 / self._world())
+        self._engine.observe(layer, *rows[:3], rows.scale / self._world())
 
     def _forget(self, layer: Layer) -> None:
         self._engine.forget_layer(layer)
@@ -347,7 +367,7 @@ class CurvatureOptimizer(Citizen):
             raise ValueError(f"abar: {names} must be the same in all parameter groups; lr and weight_decay may differ")
         if wanted == self._rule_in_force:
             return
-        _set_group_settings(self._settings.rule_options, wanted)
+        set_rule_settings(self._settings.rule_options, wanted)
         self._engine.set_rule(self._settings.rule_options)
         self._rule_in_force = dict(wanted)
 
@@ -413,6 +433,7 @@ class CurvatureOptimizer(Citizen):
 
     def _update(self, scaling: Scaling) -> None:
         self._follow_params()
+        self._follow_options()
         self._follow_rule()
         self._place_params()
         observed_scale = self._observed_scale(scaling)
@@ -478,6 +499,7 @@ class CurvatureOptimizer(Citizen):
                 "abar: a run goes on with the weights that are trained; call train() of the optimizer, then save both"
             )
         self._looked = None
+        self._follow_params()
         _, counters = save_state(self._engine, self._stands)
         for group in self.param_groups:
             group.update(self._shared(), **counters)
@@ -487,7 +509,10 @@ class CurvatureOptimizer(Citizen):
             self._drop_shared()
 
     def _read_state(self) -> dict[Any, dict[str, Any]]:
-        return save_state(self._engine, self._stands)[0] if getattr(self, "_ready", False) else {}
+        if not getattr(self, "_ready", False):
+            return {}
+        self._follow_params()
+        return save_state(self._engine, self._stands)[0]
 
     def _all_settings(self) -> dict[str, Any]:
         shared = self._shared()
@@ -495,12 +520,14 @@ class CurvatureOptimizer(Citizen):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up where another optimizer of the same method, rule and model stopped, with its settings."""
+        self._follow_params()
         rule = self._settings.rule
         shared = read_shared(state_dict, self.param_groups, self.method, rule)
         wanted = {key: state_dict["param_groups"][0][key] for key in self._rule_in_force}
         settings = self._configure(rule, float(shared["base_lr"]), shared["options"])
-        _set_group_settings(settings.rule_options, wanted)
-        engine = self._make_engine(settings)
+        set_rule_settings(settings.rule_options, wanted)
+        groups = chosen_options(settings.method_options, state_dict["param_groups"])
+        engine = self._make_engine(settings, groups)
         states = saved_states(engine, self._stands, state_dict)
         check_state(engine, states)
         super().load_state_dict({**state_dict, "state": {}})
@@ -508,7 +535,7 @@ class CurvatureOptimizer(Citizen):
         self._drop_shared()
         load_state(engine, self._stands, states, shared)
         self._engine.close()
-        self._engine, self._settings, self._rule_in_force = engine, settings, wanted
+        self._engine, self._settings, self._rule_in_force, self._options_in_force = engine, settings, wanted, groups
         self._trained = None  # what the model has now is what is trained
         self._watch()
 
@@ -579,20 +606,3 @@ def _patterns(given: str | Sequence[str]) -> list[str]:
 
 def _split(patterns: str) -> list[str]:
     return [p for p in patterns.split(",") if p]
-
-
-def _group_settings(options: _library.Options) -> dict[str, Any]:
-    """A rule's settings as torch's schedulers expect to find them: beta1 and beta2, where it has both, are betas."""
-    values = options.values()
-    if "beta1" in values and "beta2" in values:
-        values = {"betas": (values.pop("beta1"), values.pop("beta2")), **values}
-    return values
-
-
-def _set_group_settings(options: _library.Options, settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        if name == "betas":
-            options.set("beta1", float(value[0]))
-            options.set("beta2", float(value[1]))
-        else:
-            options.set(name, value if isinstance(value, (bool, int, str)) else float(value))

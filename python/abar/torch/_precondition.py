@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import _library
 from ._engine import Settings as EngineSettings
+from ._groups import chosen_options
 from ._optimizer import CurvatureOptimizer
 from ._scaling import Scaling, find_scaling
 from ._settings import Settings
@@ -57,6 +58,11 @@ class Preconditioner(CurvatureOptimizer):
     def _configure(self, rule: str, _lr: float, keywords: dict[str, Any]) -> EngineSettings:
         return super()._configure(rule, self._base_lr, keywords)
 
+    def follow(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over the method's settings that the groups of the optimizer behind have of their own."""
+        for mine, chosen in zip(self.param_groups, chosen_options(self._settings.method_options, groups)):
+            mine.update(chosen)
+
     @torch.no_grad()
     def precondition(self) -> bool:
         """Whether all gradients were finite; if not, they stay as they are."""
@@ -97,6 +103,8 @@ class Preconditioned(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if len(self.preconditioner.param_groups) > 1:
+            self.preconditioner.follow(self.param_groups)
         if self.preconditioner.precondition():
             self.optimizer.step()
         return loss
@@ -110,7 +118,7 @@ class Preconditioned(torch.optim.Optimizer):
             super().add_param_group(param_group)
             return
         self.optimizer.add_param_group(param_group)
-        self.preconditioner.add_param_group({"params": self.optimizer.param_groups[-1]["params"]})
+        self.preconditioner.add_param_group(_for_method(self.preconditioner.method, self.optimizer.param_groups[-1]))
         self._follow()
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,6 +137,12 @@ class Preconditioned(torch.optim.Optimizer):
         return f"{self.preconditioner!r} before {self.optimizer!r}"
 
 
+def _for_method(method: str, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a group of another optimizer: the parameters, and settings of the method that it has."""
+    known = _library.method_options(_library.Context(), method).keywords()
+    return {key: group[key] for key in ("params", *known) if key in group}
+
+
 def precondition(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
@@ -143,7 +157,7 @@ def precondition(
     pass over them more than the library's own rules do.
 
     Args:
-        optimizer: any, of any parameters of the model.
+        optimizer: any, of any parameters of the model. Its groups may have settings of the method, such as damping.
         model: whose layers are observed.
         method: "mac", "smac", "foof", "kfac", "eva" or "lngd".
         damping: of the method.
@@ -152,6 +166,8 @@ def precondition(
     """
     if method not in METHODS:
         raise ValueError(f"abar: method {method!r} cannot stand before another optimizer{_library.nearest(method, list(METHODS))}")
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    params: Any = [_for_method(method, group) for group in optimizer.param_groups]
+    if all(len(group) == 1 for group in params):  # nothing but their parameters
+        params = [p for group in params for p in group["params"]]
     base_lr = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
     return Preconditioned(optimizer, Preconditioner(model, method, base_lr, params=params, damping=damping, **settings))
