@@ -34,7 +34,7 @@ static const abar_option own[] = {
 
 static const char *const settings[] = {"model",   "data",   "optim",     "batch",   "accumulate",    "clip", "label-smoothing",
                                        "augment", "device", "precision", "threads", "deterministic", "seed", "limit-train",
-                                       "micro",   "reduce", NULL};
+                                       "micro",   "reduce", "transport", NULL};
 
 /* Beside the step's time: what several ranks add to it, and what they save. */
 static void print_ranks(const abar_bench_result *r, int width)
@@ -205,7 +205,7 @@ static int run_rank(cli *c, abar_comm *comm)
     return code;
 }
 
-static int run(cli *c) { return ranks_run(c, run_rank); }
+static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 
 const command command_bench = {
     .name = "bench",

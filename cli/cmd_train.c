@@ -1,4 +1,5 @@
 /* abar train: trains a setup from flags or from the folder of a run, and shows its progress. */
+#include "gpus.h"
 #include "images.h"
 #include "progress.h"
 #include "ranks.h"
@@ -10,7 +11,7 @@
 #include <unistd.h>
 
 typedef struct train_flags {
-    char resume[ABAR_OPTION_TEXT_MAX];
+    char resume[ABAR_OPTION_TEXT_MAX], gpus[ABAR_OPTION_TEXT_MAX];
     bool no_out, json, quiet;
     int64_t ranks;
     double timeout;
@@ -25,6 +26,8 @@ static const abar_option own[] = {
      "--data and --optim"},
     {"no-out", ABAR_OPTION_BOOL, AT(no_out), "false", 0, 0, NULL, "write nothing to disk"},
     RANKS_ROWS(AT(ranks), AT(timeout)),
+    {"gpus", ABAR_OPTION_TEXT, AT(gpus), "", 0, 0, NULL,
+     "GPUs of this machine, a number or all: a process on each, which train together as with --ranks"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
@@ -292,6 +295,18 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     return code;
 }
 
+/* Of --gpus one for each; 0: as --ranks says. */
+static int count_ranks(cli *c, int *ranks)
+{
+    const char *device = flags_peek(c, "device"), *gpus = flags_peek(c, "gpus");
+    *ranks = 0;
+    if (!gpus || !gpus[0]) return EXIT_SUCCESS;
+    if (flags_peek(c, "ranks")) return cli_fail(c, EXIT_USAGE, "--gpus %s: starts a rank on each GPU, leave --ranks out", gpus);
+    if (device && strcmp(device, "cuda") != 0)
+        return cli_fail(c, EXIT_USAGE, "--gpus %s: and --device %s, leave one of them out", gpus, device);
+    return gpus_count(c, gpus, ranks);
+}
+
 static int run_rank(cli *c, abar_comm *comm)
 {
     train_flags flags = {0};
@@ -299,6 +314,7 @@ static int run_rank(cli *c, abar_comm *comm)
     const char *folder;
     int code = flags_resume(c, &folder);
     if (!code) code = folder ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, comm, &setup);
+    if (!code && flags.gpus[0]) snprintf(setup->train.device, sizeof setup->train.device, "cuda");
     code = ranks_agree(c, comm, code);
     if (!code) {
         c->quiet = flags.quiet;
@@ -309,7 +325,12 @@ static int run_rank(cli *c, abar_comm *comm)
     return code;
 }
 
-static int run(cli *c) { return ranks_run(c, run_rank); }
+static int run(cli *c)
+{
+    int ranks;
+    const int code = count_ranks(c, &ranks);
+    return code ? code : ranks_run(c, ranks, run_rank);
+}
 
 const command command_train = {
     .name = "train",

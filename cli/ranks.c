@@ -14,7 +14,7 @@ typedef struct ranks_flags {
 static const abar_option rows[] = {RANKS_ROWS(offsetof(ranks_flags, ranks), offsetof(ranks_flags, timeout)), {0}};
 
 /* These flags must be known before the others are read. */
-static int open_ranks(cli *c, abar_comm **comm)
+static int open_ranks(cli *c, int ranks, abar_comm **comm)
 {
     ranks_flags flags = {0};
     abar_options_default(rows, &flags);
@@ -23,8 +23,8 @@ static int open_ranks(cli *c, abar_comm **comm)
         const abar_status status = value ? abar_options_set(c->ctx, rows, &flags, row->name, value) : ABAR_OK;
         if (status < 0) return cli_fail_usage(c, status);
     }
-    const abar_comm_config config = {
-        .size = sizeof config, .ranks = flags.ranks > 1 ? (int)flags.ranks : 0, .timeout = flags.timeout};
+    if (ranks == 0) ranks = (int)flags.ranks;
+    const abar_comm_config config = {.size = sizeof config, .ranks = ranks > 1 ? ranks : 0, .timeout = flags.timeout};
     const abar_status status = abar_comm_open(c->ctx, &config, comm);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
@@ -56,11 +56,11 @@ void ranks_announce(const abar_comm *comm, const abar_train_config *t, size_t st
     print_wrapped(out, 0, width, line);
 }
 
-int ranks_run(cli *c, int (*run)(cli *c, abar_comm *comm))
+int ranks_run(cli *c, int ranks, int (*run)(cli *c, abar_comm *comm))
 {
     char failure[CLI_ERROR_MAX] = "";
     abar_comm *comm = NULL;
-    int code = open_ranks(c, &comm);
+    int code = open_ranks(c, ranks, &comm);
     if (code) return code;
     if (abar_comm_rank(comm) > 0) c->failure = failure;
     code = run(c, comm);

@@ -274,7 +274,7 @@ typedef struct abar_run_config {
                         * of its probability of k: of all classes together the rows of the exact Fisher matrix (ngd); cross
                         * entropy of one label a sample. 0: no */
     bool hold_statistics; /* running statistics stay as they are, where training would update them; not on queued devices */
-    bool own_statistics;  /* the provisional running statistics become this batch's own; likewise */
+    bool own_statistics;  /* the provisional running statistics become this batch's own */
 } abar_run_config;
 
 /* out may be NULL. On a queued device it waits for the result if out is given, and otherwise returns at once. */

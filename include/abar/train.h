@@ -65,9 +65,12 @@ typedef struct abar_train_config {
     int64_t reduce;         /* abar_reduce_kind: how several ranks are joined */
     int64_t check_replicas; /* steps between comparisons of the ranks' state; 0: before it is saved only */
     int64_t zero;           /* 1: ranks divide the optimizer's state and updates; 0: each has all */
+    int64_t transport;      /* abar_transport_kind: how ranks on cuda exchange */
 } abar_train_config;
 
 typedef enum abar_reduce_kind { ABAR_REDUCE_FIXED, ABAR_REDUCE_FAST } abar_reduce_kind;
+/* auto: NCCL where it is found and every rank has a GPU of its own, else through the host. */
+typedef enum abar_transport_kind { ABAR_TRANSPORT_AUTO, ABAR_TRANSPORT_HOST, ABAR_TRANSPORT_NCCL } abar_transport_kind;
 typedef enum abar_damaged_kind { ABAR_DAMAGED_FAIL, ABAR_DAMAGED_SKIP } abar_damaged_kind;
 typedef enum abar_decode_kind { ABAR_DECODE_CPU, ABAR_DECODE_GPU } abar_decode_kind;
 

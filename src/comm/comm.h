@@ -65,6 +65,22 @@ typedef enum abar__tree_type { ABAR_TREE_FLOAT = 4, ABAR_TREE_DOUBLE = 8 } abar_
  * most. */
 abar_status abar__tree_sum_create(abar_context *ctx, abar_comm *c, int64_t n, const int64_t *first, const int64_t *count,
                                   abar__tree_type type, int64_t length, abar__tree_sum **out);
+/* Sums whose terms are not in host memory: where the workspace is, and how bytes are copied, added and exchanged there
+ * (comm.h's exchange, with own sizes 0). A NaN in such a sum is any NaN. */
+typedef struct abar__tree_place {
+    void *user;
+    abar_status (*alloc)(void *user, size_t bytes, void **out);
+    void (*release)(void *user, void *memory, size_t bytes);
+    abar_status (*copy)(void *user, void *to, const void *from, size_t bytes);
+    abar_status (*add)(void *user, void *to, const void *from, int64_t n, abar__tree_type type);
+    abar_status (*exchange)(void *user, const void *const *send, const size_t *send_bytes, void *const *recv,
+                            const size_t *recv_bytes);
+} abar__tree_place;
+
+/* place: copied; NULL: host memory. */
+abar_status abar__tree_sum_create_in(abar_context *ctx, abar_comm *c, const abar__tree_place *place, int64_t n,
+                                     const int64_t *first, const int64_t *count, abar__tree_type type, int64_t length,
+                                     abar__tree_sum **out);
 /* nodes: this rank's, as abar__tree_cover lists them, `length` elements each. sum: may be nodes[0], no other node. A NaN in it
  * is the positive quiet one without payload, so that its bits do not depend on the ranks either. */
 abar_status abar__tree_sum_run(abar__tree_sum *s, const void *const *nodes, void *sum, int64_t length);

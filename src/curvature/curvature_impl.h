@@ -158,6 +158,10 @@ void abar__curvature_forget_layer(abar__curvature *cv, int layer);
 int64_t abar__curvature_pending_count(const abar__curvature *cv);
 abar_status abar__curvature_pending_read(abar__curvature *cv, double *out);
 abar_status abar__curvature_pending_write(abar__curvature *cv, const double *in);
+/* The same numbers in the memory of a queued device, but for the examples and rows that the host has counted; those are then
+ * multiplied by the ranks, which have as many each. */
+abar_status abar__curvature_visit_pending(const abar__curvature *cv, abar__pending_visitor visit, void *user);
+void abar__curvature_scale_counts(abar__curvature *cv, int64_t ranks);
 /* Parts of a batch (abar_optim_begin_part, abar_optim_visit_rows). */
 void abar__curvature_begin_part(abar__curvature *cv, int64_t first);
 abar_status abar__curvature_visit_rows(abar__curvature *cv, abar_rows_visitor visit, void *user);

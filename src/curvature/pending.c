@@ -109,6 +109,61 @@ static abar_status move_all(abar__curvature *cv, double *host, direction way)
     return ABAR_OK;
 }
 
+/* ---- where it is in the memory of a queued device ------------------------------------------------------------------------ */
+
+typedef struct span_walk {
+    abar__pending_visitor visit;
+    void *user;
+    int64_t at;
+} span_walk;
+
+static abar_status give_span(span_walk *w, abar__pending_kind kind, void *memory, int64_t n, int64_t count)
+{
+    const abar__pending_span span = {.kind = kind, .memory = memory, .n = n, .at = w->at};
+    w->at += count;
+    return memory && n > 0 ? w->visit(w->user, &span) : ABAR_OK;
+}
+
+static abar_status give_map(span_walk *w, const abar__map *map)
+{
+    const abar__position_sums *p = &map->by_position;
+    const int64_t positions = map->plan.positions;
+    w->at += NUMBERS - 1; /* the host counts these */
+    ABAR_TRY(give_span(w, ABAR_PENDING_DOUBLES, map->plan.mean_number.pending, 1, 1));
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+        const abar__running_average *a = &map->plan.average[i];
+        if (!a->name || a->kept) continue;
+        ABAR_TRY(give_span(w, a->square ? ABAR_PENDING_TRIANGLE : ABAR_PENDING_VECTOR, a->pending, a->n, average_count(a)));
+    }
+    if (!positions) return ABAR_OK;
+    ABAR_TRY(give_span(w, ABAR_PENDING_VECTOR, p->sum, positions * map->in, positions * map->in));
+    ABAR_TRY(give_span(w, ABAR_PENDING_VECTOR, p->columns, positions, positions));
+    return map->plan.mean_number.name ? give_span(w, ABAR_PENDING_DOUBLES, p->square, positions, positions) : ABAR_OK;
+}
+
+abar_status abar__curvature_visit_pending(const abar__curvature *cv, abar__pending_visitor visit, void *user)
+{
+    span_walk w = {visit, user, 0};
+    for (int m = 0; m < cv->n_maps; m++)
+        if (cv->ops->by_example || cv->maps[m].plan.secant.used || abar__plan_keeps_rows(&cv->maps[m].plan))
+            return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
+                              "%s: micro-batches are not joined on device %s, use --device cpu", cv->ops->method.name,
+                              cv->dev->ops->name);
+        else
+            ABAR_TRY(give_map(&w, &cv->maps[m]));
+    return ABAR_OK;
+}
+
+void abar__curvature_scale_counts(abar__curvature *cv, int64_t ranks)
+{
+    for (int m = 0; m < cv->n_maps; m++) {
+        cv->maps[m].examples *= (double)ranks;
+        cv->maps[m].rows *= (double)ranks;
+    }
+}
+
+/* ---- on the host --------------------------------------------------------------------------------------------------------- */
+
 /* Rows do not add up over ranks: the caller must know that it has to gather them, and to join the second pass, too. */
 static abar_status check_rows(const abar__curvature *cv)
 {

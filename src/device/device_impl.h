@@ -6,6 +6,7 @@
 
 #include "abar/device.h"
 #include "base/base_impl.h"
+#include "device/join_impl.h"
 #include "device/stats_impl.h"
 #include "device/step_impl.h"
 
@@ -51,6 +52,8 @@ struct abar__update_scalars {
     const int32_t *verdicts; /* plain: of the blocks, 1: leave the weight as it is */
 };
 
+#define ABAR_DEVICE_IDENTITY 32
+
 /* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
 typedef struct abar__stream_ops {
     abar_status (*wait)(abar_device *dev); /* for all that was given; its failures are told here */
@@ -78,6 +81,9 @@ typedef struct abar__stream_ops {
     void (*settle)(abar_device *dev, void *dst, void *src, size_t bytes, const int32_t *skipped);
     abar_status (*copy_bytes)(abar_device *dev, void *dst, const void *src, size_t bytes); /* any two sides, in order */
     size_t (*memory_free)(abar_device *dev);
+    void *(*current)(abar_device *dev); /* the queue that work is given to now */
+    /* The same text for the same GPU, whatever this process calls it. */
+    abar_status (*identify)(abar_device *dev, char text[ABAR_DEVICE_IDENTITY]);
 } abar__stream_ops;
 
 typedef struct abar_device_ops {
@@ -100,6 +106,7 @@ typedef struct abar_device_ops {
     const abar__stats_ops *stats;
     const abar__step_ops *step;
     const abar__stream_ops *stream; /* NULL: work is done when a call returns */
+    const abar__join_ops *join;     /* likewise */
 } abar_device_ops;
 
 struct abar_device {

@@ -17,7 +17,7 @@ typedef struct abar__feed_desc {
     const uint16_t *tokens; /* (count), host: a text in place of images and labels; NULL: batches are streamed */
     int64_t windows;        /* that an order may have */
     int64_t batch;          /* samples of one fill: the micro-batch */
-    int64_t step_batch;     /* samples of one step */
+    int64_t step_batch;     /* samples of one step; staged: of this rank */
     const float *table;     /* (channels, 256): normalised value of each byte; text and floats: NULL */
     bool rows;              /* staged batches may have rows; three channels */
     const float *noise;     /* (ABAR_FEED_NOISE): of erased boxes, where rows are mixed as timm does; else NULL */
@@ -34,6 +34,7 @@ typedef struct abar__feed_batch {
     const void *samples;       /* bytes, floats, or of a text I32, as the loader yields them */
     const int32_t *labels;     /* (step_batch), of a text (step_batch, context) */
     const abar_row *rows;      /* (step_batch): what is left to do to images (device/finish_row.h); NULL: nothing */
+    int64_t first_row;         /* rows: whose partners are numbered from here on */
     bool timm;                 /* rows */
     uint64_t seed;             /* rows: of the noise */
     const abar_encoded *files; /* (step_batch): decoded on the device, in place of samples where there is a file; NULL: none */

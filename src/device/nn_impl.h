@@ -109,7 +109,7 @@ typedef struct abar__run {
     int64_t one_class; /* SOFTMAX_CROSS_ENTROPY with a label a row, 1 + k: forward first sets all labels to class k, and
                         * backward multiplies each row of the gradient by the root of its probability of k; 0: no */
     bool hold;         /* running statistics stay as they are; host devices only */
-    bool own;          /* running statistics become the batch's; likewise */
+    bool own;          /* running statistics become the batch's */
     bool observing;    /* curvature observes the backward pass: attention writes its column means */
 } abar__run;
 

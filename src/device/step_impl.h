@@ -319,6 +319,7 @@ typedef struct abar__step_outcome {
     double grad_norm;
     int64_t k;
     int32_t skipped;
+    int32_t stops; /* a rank wants to stop */
 } abar__step_outcome;
 
 #define ABAR_STEP_RATES 65536
@@ -369,6 +370,7 @@ typedef struct abar__step_ops {
     abar_status (*shift)(abar_device *dev, int64_t n, void *weight, const void *by, double factor, void *shadow);
     const int32_t *(*skipped)(const abar__compiled_step *s);  /* memory of the device: the last step was skipped */
     const int64_t *(*step_now)(const abar__compiled_step *s); /* likewise: k */
+    void *(*losses)(const abar__compiled_step *s); /* what add_loss adds to, for abar__join_ops.total; NULL: not queued */
     /* The outcome of step k, one of the last ABAR_STEP_RESULTS. */
     const abar__step_outcome *(*outcome)(const abar__compiled_step *s, int64_t k);
     /* Between device and host, waiting. Push also after what is derived of a map was written from outside (a checkpoint,

@@ -18,5 +18,7 @@ abar__net_blocks abar__net_blocks_of(const abar_net *net);
 /* Averages the statistics of n batches, (n, running_bytes) as passes with abar_run_config.own_statistics leave them in pending,
  * into pending in their order: as n training passes would. For devices that compute in host memory. */
 void abar__net_add_statistics(abar_net *net, const void *batches, int64_t n);
+/* The same enqueued on a queued device, in whose memory batches are. */
+abar_status abar__net_enqueue_statistics(abar_net *net, const void *batches, int64_t n);
 
 #endif

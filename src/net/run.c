@@ -24,9 +24,9 @@ static abar_status check_run(abar_net *net, const abar_run_config *run, abar_run
                           "net: run.one_class is %lld, give 1 to the number of classes, for one label a sample and without "
                           "draw_labels",
                           (long long)r->one_class);
-    if ((r->hold_statistics || r->own_statistics) && net->dev->ops->stream)
-        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "net: run.%s_statistics is not for device %s, leave it out",
-                          r->hold_statistics ? "hold" : "own", net->dev->ops->name);
+    if (r->hold_statistics && net->dev->ops->stream)
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "net: run.hold_statistics is not for device %s, leave it out",
+                          net->dev->ops->name);
     return ABAR_OK;
 }
 
@@ -156,6 +156,30 @@ static void average(abar_dtype dtype, int64_t n, double momentum, const void *ba
         else
             ((float *)running)[i] =
                 (float)((1.0 - momentum) * (double)((float *)running)[i] + momentum * (double)((const float *)batch)[i]);
+}
+
+/* All batch norms in one go where their momentum is the same: gaps between tensors are zero, and stay so. */
+abar_status abar__net_enqueue_statistics(abar_net *net, const void *batches, int64_t n)
+{
+    const abar__join_ops *ops = net->dev->ops->join;
+    const int64_t all = (int64_t)(net->running_bytes / sizeof(float));
+    double momentum = -1.0;
+    bool same = true;
+    for (int i = 0; i < net->n_nodes; i++) {
+        if (net->nodes[i].norm < 0) continue;
+        same = same && (momentum < 0.0 || net->nodes[i].desc.momentum == momentum);
+        momentum = net->nodes[i].desc.momentum;
+    }
+    if (same) return ops->average(net->dev, all, momentum, net->pending, batches, n, net->running_bytes);
+    for (int i = 0; i < net->n_nodes; i++) {
+        const abar__node *node = &net->nodes[i];
+        for (int k = 0; node->norm >= 0 && k < 2; k++) {
+            const abar__norm_state *s = &net->norms[node->norm];
+            ABAR_TRY(ops->average(net->dev, s->channels, node->desc.momentum, (char *)net->pending + s->offset[k],
+                                  (const char *)batches + s->offset[k], n, net->running_bytes));
+        }
+    }
+    return ABAR_OK;
 }
 
 void abar__net_add_statistics(abar_net *net, const void *batches, int64_t n)

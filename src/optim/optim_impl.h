@@ -264,5 +264,12 @@ size_t abar__optim_step_bytes(const abar_optim *o); /* with the books kept for i
 abar_status abar__optim_ready(abar_optim *o);       /* the step, where parameters have moved since */
 abar_status abar__optim_pull(abar_optim *o);        /* the device's state, where it is stale */
 abar_status abar__optim_push(abar_optim *o);
+/* Of a queued device, for micro-batches that the caller joins there: what is pending (nothing in a step without statistics),
+ * the number of ranks that have observed as much each, the losses of the step (abar__join_ops.total), and whether a rank wanted
+ * to stop in step k. */
+abar_status abar__optim_visit_pending(abar_optim *o, abar__pending_visitor visit, void *user);
+void abar__optim_scale_counts(abar_optim *o, int64_t ranks);
+void *abar__optim_losses(const abar_optim *o);
+bool abar__optim_stops(const abar_optim *o, int64_t k);
 
 #endif

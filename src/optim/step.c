@@ -325,3 +325,18 @@ const abar_step_note *abar_optim_note(abar_optim *o, int64_t k)
         .loss = {.loss = n->count > 0 ? n->loss / (double)n->count : NAN, .correct = n->correct, .count = n->count}};
     return &o->note;
 }
+
+/* ---- micro-batches that are joined on the device -------------------------------------------------------------------- */
+
+abar_status abar__optim_visit_pending(abar_optim *o, abar__pending_visitor visit, void *user)
+{
+    return abar_optim_pending_count(o) ? abar__curvature_visit_pending(o->curvature, visit, user) : ABAR_OK;
+}
+
+void abar__optim_scale_counts(abar_optim *o, int64_t ranks)
+{
+    if (abar_optim_pending_count(o)) abar__curvature_scale_counts(o->curvature, ranks);
+}
+
+void *abar__optim_losses(const abar_optim *o) { return ops_of(o)->losses(o->step); }
+bool abar__optim_stops(const abar_optim *o, int64_t k) { return ops_of(o)->outcome(o->step, k)->stops != 0; }

@@ -425,6 +425,7 @@ abar__join_config abar__join_request(const abar_setup *setup, const abar_device 
     const abar__net_blocks blocks = abar__net_blocks_of(net);
     return (abar__join_config){.n = abar__passes_of(&setup->train),
                                .wide = dev->ops->dtype == ABAR_F64,
+                               .dev = dev->ops->stream ? (abar_device *)(uintptr_t)dev : NULL,
                                .grad_bytes = blocks.value_bytes,
                                .extra_bytes = extra ? blocks.value_bytes : 0,
                                .pending = pending,

@@ -26,6 +26,8 @@ static const abar_option train_options[] = {
      "order of sums over ranks: fixed, with the same bits on any number of them, or the transport's fastest"},
     {"zero", ABAR_OPTION_INT, AT(zero), "0", 0, 1, NULL,
      "1: each of several ranks keeps the optimizer's state of a part of the parameters, and updates these; 0: of all"},
+    {"transport", ABAR_OPTION_CHOICE, AT(transport), "auto", 0, 0, "auto|host|nccl",
+     "how ranks on cuda exchange: through the host's memory, or over NCCL; auto: NCCL where every rank has a GPU of its own"},
     {"check-replicas", ABAR_OPTION_INT, AT(check_replicas), "0", 0, 1e12, NULL,
      "steps between comparisons of the ranks' weights and state; 0: before they are saved only"},
     {"lr", ABAR_OPTION_REAL, AT(lr), "0.05", 0, 1e6, NULL, "learning rate at its peak"},
@@ -305,6 +307,8 @@ static abar_status check_device(abar_context *ctx, const abar_train_config *trai
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "--device %.80s: not in this build, choose one of %s", train->device,
                           list + 2);
     }
+    if (train->transport == ABAR_TRANSPORT_NCCL && !abar__is_cuda(train))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--transport nccl: is for GPUs, give --device cuda or leave it out");
     if (abar__is_cuda(train) || train->precision <= ABAR_CHOICE_FP32) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--precision %s: device %s computes in %s only, use --precision fp32",
                       precisions[train->precision], train->device,
@@ -357,10 +361,6 @@ static abar_status check_micro(abar_context *ctx, const abar_setup *setup)
         return abar__fail(ctx, ABAR_E_ARGUMENT,
                           "--micro %lld: %s needs the gradients of all examples together, leave it out and lower --batch",
                           micro, setup->method->name);
-    if (abar__is_cuda(train))
-        return abar__fail(ctx, ABAR_E_UNSUPPORTED,
-                          "--micro %lld: sums in a fixed order are not there yet on %s, use --device cpu or --accumulate %lld",
-                          micro, train->device, batch / micro);
     return ABAR_OK;
 }
 

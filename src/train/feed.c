@@ -67,6 +67,7 @@ abar_status abar__data_feed_create(abar_context *ctx, abar_device *dev, const ab
         desc.tokens = NULL;
         desc.crop_pad = 0;
         desc.flip = false;
+        if (request->rows > 0) desc.step_batch = request->rows; /* a rank's share */
     } else {
         out->order_bytes = (size_t)abar_loader_order_count(loader) * sizeof *out->order;
         ABAR_TRY(abar__alloc(ctx, out->order_bytes, (void **)&out->order));
@@ -86,6 +87,7 @@ abar_status abar__data_feed_stage(const abar__data_feed *f, const abar_batch *ba
     const abar__feed_batch staged = {.samples = abar__batch_samples(batch),
                                      .labels = batch->labels,
                                      .rows = batch->rows,
+                                     .first_row = batch->first,
                                      .timm = batch->timm,
                                      .seed = batch->seed,
                                      .files = batch->files};

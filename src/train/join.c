@@ -21,7 +21,11 @@ static abar_status make_tree(abar_context *ctx, const abar__join *j, abar__tree_
         first[r] = r * j->count;
         count[r] = j->count;
     }
-    const abar_status status = abar__tree_sum_create(ctx, j->config.comm, j->config.n, first, count, type, capacity, out);
+    abar__tree_place place;
+    const bool there = j->config.dev && !j->staged;
+    if (there) abar__join_place_tree(j, &place);
+    const abar_status status =
+        abar__tree_sum_create_in(ctx, j->config.comm, there ? &place : NULL, j->config.n, first, count, type, capacity, out);
     abar__free(ctx, memory, bytes);
     return status;
 }
@@ -30,8 +34,9 @@ static abar_status make_sum(abar__join *j, abar__tree_type type, size_t bytes, a
 {
     *out = (abar__stack_sum){.type = type, .capacity = (int64_t)(bytes / type)};
     if (bytes == 0) return ABAR_OK;
-    out->depth = abar__tree_depth(j->config.n, j->first, j->count);
+    out->depth = j->direct ? 1 : abar__tree_depth(j->config.n, j->first, j->count);
     out->bytes = (size_t)out->depth * slot_size(out);
+    if (j->config.dev && (j->ranks == 1 || (j->config.nccl && j->config.fast))) return ABAR_OK; /* nothing else to add */
     return make_tree(j->ctx, j, type, out->capacity, &out->tree);
 }
 
@@ -65,7 +70,7 @@ static void add_term(abar__stack_sum *s, const abar__join *j, const void *term)
 static abar_status end_fast(abar__stack_sum *s, abar_comm *comm, void *out)
 {
     for (; s->filled > 1; s->filled--) add_to(s, slot_of(s, s->filled - 2), slot_of(s, s->filled - 1));
-    memcpy(out, slot_of(s, 0), (size_t)s->length * s->type);
+    if (out != slot_of(s, 0)) memcpy(out, slot_of(s, 0), (size_t)s->length * s->type);
     return s->type == ABAR_TREE_FLOAT ? abar__comm_sum_floats(comm, out, s->length)
                                       : abar__comm_sum_doubles(comm, out, s->length);
 }
@@ -78,6 +83,8 @@ static abar_status end_sum(abar__stack_sum *s, const abar__join *j, void *out)
     for (int i = 0; i < s->filled; i++) nodes[i] = slot_of(s, i);
     return abar__tree_sum_run(s->tree, nodes, out, s->length);
 }
+
+abar_status abar__join_reduce(const abar__join *j, abar__stack_sum *s, void *out) { return end_sum(s, j, out); }
 
 /* The sum of n numbers in the same order. */
 static double total(const abar__join *j, double (*get)(const abar__join *j, int64_t i))
@@ -101,19 +108,22 @@ static void place_part(size_t *at, size_t bytes, size_t *out)
 
 typedef struct join_places {
     size_t grads, extra, pending, pending_own, results, tests, statistics, total;
+    size_t front, slots; /* where pending_own begins, and the slots */
 } join_places;
 
 static join_places places_of_join(const abar__join *j)
 {
     const abar__join_config *c = &j->config;
     join_places p = {0};
+    place_part(&p.total, (size_t)(j->ranks * (j->count + 1)) * sizeof *j->results, &p.results);
+    place_part(&p.total, (size_t)(j->ranks * j->test_share) * sizeof *j->tests, &p.tests);
+    place_part(&p.total, (size_t)c->pending * sizeof(double), &p.pending_own);
+    place_part(&p.total, (size_t)(c->n + 1) * c->statistics_bytes, &p.statistics);
+    p.slots = p.total;
     place_part(&p.total, j->grads.bytes, &p.grads);
     place_part(&p.total, j->extra.bytes, &p.extra);
     place_part(&p.total, j->pending.bytes, &p.pending);
-    place_part(&p.total, (size_t)c->pending * sizeof(double), &p.pending_own);
-    place_part(&p.total, (size_t)(j->ranks * (j->count + 1)) * sizeof *j->results, &p.results);
-    place_part(&p.total, (size_t)(j->ranks * j->test_share) * sizeof *j->tests, &p.tests);
-    place_part(&p.total, (size_t)(c->n + 1) * c->statistics_bytes, &p.statistics);
+    p.front = p.pending_own;
     return p;
 }
 
@@ -125,27 +135,35 @@ static abar_status plan_sums(abar_context *ctx, const abar__join_config *config,
     const abar__tree_type type = config->wide ? ABAR_TREE_DOUBLE : ABAR_TREE_FLOAT;
     j->count = config->n / j->ranks;
     j->first = j->rank * j->count;
+    abar__tree_node nodes[ABAR_TREE_NODES];
+    j->nodes = abar__tree_cover(config->n, j->first, j->count, nodes);
+    j->staged = config->dev && j->ranks > 1 && !config->nccl;
+    j->direct = config->dev && j->count == 1;
     if (j->ranks > 1) j->test_share = (config->test_batches + j->ranks - 1) / j->ranks;
     ABAR_TRY(make_sum(j, type, config->grad_bytes, &j->grads));
     ABAR_TRY(make_sum(j, type, config->extra_bytes, &j->extra));
     ABAR_TRY(make_sum(j, ABAR_TREE_DOUBLE, (size_t)config->pending * sizeof(double), &j->pending));
-    j->bytes = places_of_join(j).total;
+    const join_places p = places_of_join(j);
+    j->bytes = j->direct ? p.slots : p.total;
+    j->host_bytes = !config->dev || j->ranks == 1 ? 0 : j->staged ? p.total : p.front;
     return ABAR_OK;
 }
 
 abar_status abar__join_create(abar_context *ctx, const abar__join_config *config, abar__join *out)
 {
-    void *memory;
+    void *memory = NULL;
     ABAR_TRY(plan_sums(ctx, config, out));
-    ABAR_TRY(abar__alloc(ctx, out->bytes, &memory));
+    ABAR_TRY(config->dev ? abar__join_take_memory(out) : abar__alloc(ctx, out->bytes, &memory));
+    if (memory) out->memory = memory;
     const join_places p = places_of_join(out);
-    char *base = out->memory = memory;
+    char *base = out->memory, *results = config->dev ? out->host : base; /* one rank's: in the device alone */
     out->grads.slots = base + p.grads;
     out->extra.slots = base + p.extra;
     out->pending.slots = base + p.pending;
     out->pending_own = (double *)(void *)(base + p.pending_own);
-    out->results = (abar__part_result *)(void *)(base + p.results);
-    out->tests = (abar__part_result *)(void *)(base + p.tests);
+    if (config->dev) out->numbers = (double *)(void *)(base + p.results);
+    if (results) out->results = (abar__part_result *)(void *)(results + p.results);
+    if (results) out->tests = (abar__part_result *)(void *)(results + p.tests);
     out->statistics = base + p.statistics;
     return ABAR_OK;
 }
@@ -156,7 +174,10 @@ void abar__join_release(abar__join *j)
     abar__tree_sum_destroy(j->grads.tree);
     abar__tree_sum_destroy(j->extra.tree);
     abar__tree_sum_destroy(j->pending.tree);
-    if (j->memory) abar__free(j->ctx, j->memory, j->bytes);
+    if (j->config.dev)
+        abar__join_free_memory(j);
+    else if (j->memory)
+        abar__free(j->ctx, j->memory, j->bytes);
     *j = (abar__join){0};
 }
 
@@ -165,7 +186,7 @@ abar_status abar__join_bytes(abar_context *ctx, const abar__join_config *config,
     abar__join j;
     const size_t before = abar_context_memory(ctx).now;
     const abar_status status = plan_sums(ctx, config, &j);
-    *out = j.bytes + abar_context_memory(ctx).now - before;
+    *out = j.bytes + j.host_bytes + abar_context_memory(ctx).now - before;
     abar__join_release(&j);
     return status;
 }
@@ -192,21 +213,31 @@ void abar__join_begin(abar__join *j, const abar__stepper *s)
     begin_sum(&j->grads, j, j->grads.capacity);
     begin_sum(&j->extra, j, abar_optim_extra(s->optim) == ABAR_EXTRA_DIFFERENCE ? j->extra.capacity : 0);
     begin_sum(&j->pending, j, abar_optim_pending_count(s->optim));
-    abar__join_statistics_begin(j, s);
+    (void)abar__join_statistics_begin(j, s); /* host memory: cannot fail */
     clear_results(j);
 }
 
 static char *statistics_at(const abar__join *j, int64_t i) { return j->statistics + (size_t)i * j->config.statistics_bytes; }
 
-static void copy_pending(const abar__join *j, const abar__stepper *s, bool to_net, int64_t i)
+static abar_status copy_pending(const abar__join *j, const abar__stepper *s, bool to_net, int64_t i)
 {
     void *const net = abar__net_blocks_of(s->net).pending, *const own = statistics_at(j, i);
-    if (j->config.statistics_bytes) memcpy(to_net ? net : own, to_net ? own : net, j->config.statistics_bytes);
+    void *const to = to_net ? net : own, *const from = to_net ? own : net;
+    const size_t bytes = j->config.statistics_bytes;
+    if (j->config.dev) return j->config.dev->ops->stream->copy_bytes(j->config.dev, to, from, bytes);
+    if (bytes) memcpy(to, from, bytes);
+    return ABAR_OK;
 }
 
-void abar__join_statistics_begin(abar__join *j, const abar__stepper *s) { copy_pending(j, s, false, j->config.n); }
+abar_status abar__join_statistics_begin(abar__join *j, const abar__stepper *s)
+{
+    return copy_pending(j, s, false, j->config.n);
+}
 
-void abar__join_statistics_add(abar__join *j, const abar__stepper *s, int64_t i) { copy_pending(j, s, false, j->first + i); }
+abar_status abar__join_statistics_add(abar__join *j, const abar__stepper *s, int64_t i)
+{
+    return copy_pending(j, s, false, j->first + i);
+}
 
 /* What was observed of the micro-batch, which the next one begins without. */
 static abar_status add_pending(abar__join *j, const abar__stepper *s)
@@ -226,7 +257,7 @@ abar_status abar__join_add(abar__join *j, const abar__stepper *s, int64_t i, con
                                             .finite = 1.0};
     add_term(&j->grads, j, grads_of(s->net));
     if (j->extra.length) add_term(&j->extra, j, grads_of(s->extra));
-    abar__join_statistics_add(j, s, i);
+    ABAR_TRY(abar__join_statistics_add(j, s, i));
     return add_pending(j, s);
 }
 
@@ -272,8 +303,9 @@ abar_status abar__join_statistics_end(abar__join *j, const abar__stepper *s, aba
 {
     const size_t own = (size_t)j->count * j->config.statistics_bytes;
     if (status < 0 || own == 0) return status;
+    if (j->config.dev) return abar__join_statistics_take(j, s);
     ABAR_TRY(abar__comm_gather(j->config.comm, statistics_at(j, j->first), own, j->statistics));
-    copy_pending(j, s, true, j->config.n);
+    ABAR_TRY(copy_pending(j, s, true, j->config.n));
     abar__net_add_statistics(s->net, j->statistics, j->config.n);
     return ABAR_OK;
 }

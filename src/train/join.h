@@ -7,12 +7,16 @@
  *     loss, correct, count              summed, in double
  *     kept rows, batch norms' moments   gathered
  *
- * step.c calls it: for each micro-batch abar__join_add, then abar__join_end. Nothing here allocates after create. */
+ * step.c calls it: for each micro-batch abar__join_add, then abar__join_end. Nothing here allocates after create.
+ *
+ * On a queued device all of this is in its memory and enqueued (join_queued.c). Several ranks exchange over NCCL, in the queue,
+ * or through the host: then a step is cut in two, between which the host exchanges what has been copied to pinned memory. */
 #ifndef ABAR_JOIN_H
 #define ABAR_JOIN_H
 
 #include "abar/train.h"
 #include "comm/comm.h"
+#include "comm/nccl.h"
 
 #include <stdatomic.h>
 
@@ -46,6 +50,8 @@ typedef struct abar__join_config {
     size_t statistics_bytes; /* of the batch norms of a micro-batch */
     int64_t test_batches;    /* of an evaluation, of all ranks together; not used by one rank */
     const atomic_bool *stop; /* this rank wants to stop; NULL: never */
+    abar_device *dev;        /* a queued device; NULL: micro-batches are in host memory */
+    abar__nccl *nccl;        /* over which its ranks exchange; NULL: through the host */
 } abar__join_config;
 
 typedef struct abar__join {
@@ -62,6 +68,13 @@ typedef struct abar__join {
     char *memory;
     size_t bytes;
     bool stops; /* some rank wanted to stop when the last step was joined */
+    /* of a queued device, in whose memory slots, pending_own and statistics are: */
+    double *numbers;   /* results there */
+    char *host;        /* pinned, laid out as memory; NULL: one rank */
+    size_t host_bytes; /* of it: all, or results and tests alone */
+    bool staged;       /* ranks exchange through it */
+    bool direct;       /* the rank has one micro-batch, whose terms stay where they are: there are no slots */
+    int nodes;         /* of this rank, when all its micro-batches are added */
 } abar__join;
 
 /* Bytes that a join of these settings holds. */
@@ -92,9 +105,36 @@ abar_status abar__join_second_add(abar__join *j, const abar__stepper *s);
 abar_status abar__join_second_end(abar__join *j, const abar__stepper *s, abar_status status, bool *finite);
 
 /* Batch norms' statistics alone: those of micro-batch i of this rank are in the net; then all ranks join them. */
-void abar__join_statistics_begin(abar__join *j, const abar__stepper *s);
-void abar__join_statistics_add(abar__join *j, const abar__stepper *s, int64_t i);
+abar_status abar__join_statistics_begin(abar__join *j, const abar__stepper *s);
+abar_status abar__join_statistics_add(abar__join *j, const abar__stepper *s, int64_t i);
 abar_status abar__join_statistics_end(abar__join *j, const abar__stepper *s, abar_status status);
+
+/* ---- a step on a queued device (join_queued.c) -------------------------------------------------------------------------
+ *
+ * Host, before anything of the step is enqueued or replayed: what it joins. Then begin and add (of micro-batch i of this rank)
+ * are enqueued; where ranks exchange through the host send, which meet waits for, exchanges, and tells other ranks of a
+ * failure; and take, after which net, optimizer and the step's losses are the batch's. */
+
+abar_status abar__join_plan(abar__join *j, const abar__stepper *s);
+abar_status abar__join_enqueue_begin(abar__join *j, const abar__stepper *s);
+abar_status abar__join_enqueue_add(abar__join *j, const abar__stepper *s, int64_t i);
+abar_status abar__join_send(abar__join *j, const abar__stepper *s);
+abar_status abar__join_meet(abar__join *j, abar_status status);
+abar_status abar__join_take(abar__join *j, const abar__stepper *s);
+/* The same of gradients from further passes after the step. */
+void abar__join_extra_enqueue_begin(abar__join *j);
+abar_status abar__join_extra_push(abar__join *j, const abar__stepper *s);
+abar_status abar__join_extra_send(abar__join *j, const abar__stepper *s);
+abar_status abar__join_extra_meet(abar__join *j, abar_status status);
+abar_status abar__join_extra_take(abar__join *j, const abar__stepper *s);
+abar_status abar__join_statistics_take(abar__join *j, const abar__stepper *s); /* enqueued, exchanged and averaged */
+/* Waits for an event of the device; over NCCL no longer than the timeout. */
+abar_status abar__join_wait(abar__join *j, void *event);
+/* join.c's and join_queued.c's own. */
+abar_status abar__join_reduce(const abar__join *j, abar__stack_sum *s, void *out);
+abar_status abar__join_take_memory(abar__join *j);
+void abar__join_free_memory(abar__join *j);
+void abar__join_place_tree(const abar__join *j, abar__tree_place *out);
 
 /* ---- an evaluation ----------------------------------------------------------------------------------------------------- */
 

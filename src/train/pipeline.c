@@ -1,6 +1,7 @@
 /* Steps enqueued ahead of a queued device. A step is captured once per kind (plain, or with statistics or further passes) and
  * then replayed; the host enqueues steps ahead and reads their results when they are done. On the host device a step runs when
  * it is enqueued. */
+#include "optim/optim_impl.h"
 #include "train/train_impl.h"
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out)
@@ -20,7 +21,8 @@ void abar__pipeline_release(abar_context *ctx, abar__pipeline *p)
 {
     if (!p->stream) return;
     (void)p->stream->wait(p->dev); /* failures were reported to the caller that ran the steps */
-    for (int i = 0; i < 2; i++) p->stream->forget(p->dev, p->graph[i]);
+    for (int i = 0; i < 2; i++)
+        for (int part = 0; part < ABAR_STEP_PARTS; part++) p->stream->forget(p->dev, p->graph[i][part]);
     for (int i = 0; i < ABAR_STEPS_AHEAD; i++) {
         if (p->event[i]) p->stream->event_destroy(p->dev, p->event[i]);
         if (p->began[i]) p->stream->event_destroy(p->dev, p->began[i]);
@@ -56,40 +58,65 @@ static abar_status run_on_host(abar__pipeline *p, double lr)
     return ABAR_OK;
 }
 
-/* Data that is not resident: the batch is staged before its step is enqueued, and copied while the step before runs. */
+/* Whether exchanges with other ranks are in the queue. */
+static bool exchanges_in_queue(const abar__pipeline *p)
+{
+    const abar__join *j = p->stepper->join;
+    return j && j->config.nccl && j->ranks > 1;
+}
+
+static abar_status wait_for(const abar__pipeline *p, int64_t k)
+{
+    void *event = p->event[k % ABAR_STEPS_AHEAD];
+    return exchanges_in_queue(p) ? abar__join_wait(p->stepper->join, event) : p->stream->event_wait(p->dev, event);
+}
+
+/* Data that is not resident: the batch is staged before its step is enqueued, and copied while the step before runs. Staging
+ * may wait for the step before that one, which itself may wait for a rank that is gone. */
 static abar_status send_batch(abar__pipeline *p)
 {
     const abar__data_feed *f = p->stepper->feed;
     abar_batch batch = {.size = sizeof batch};
     if (f->resident) return ABAR_OK;
+    if (exchanges_in_queue(p) && p->enqueued - p->first >= 2) ABAR_TRY(wait_for(p, p->enqueued - 2));
     ABAR_TRY(abar_loader_next(p->loader, &batch));
-    return abar__data_feed_stage(f, &batch);
+    ABAR_TRY(abar__data_feed_stage(f, &batch));
+    return p->stream->event_record(p->dev, p->began[p->enqueued % ABAR_STEPS_AHEAD]);
 }
 
-static abar_status capture(abar__pipeline *p, int kind)
+static abar_status capture(abar__pipeline *p, int part, int parts, void **graph)
 {
     ABAR_TRY(p->stream->capture_begin(p->dev));
-    abar_status status = abar__stepper_enqueue(p->stepper);
-    abar_status ended = p->stream->capture_end(p->dev, &p->graph[kind]);
+    abar_status status = abar__stepper_enqueue_part(p->stepper, part, parts);
+    abar_status ended = p->stream->capture_end(p->dev, graph);
     return status < 0 ? status : ended;
+}
+
+/* Enqueues a part of a step, or replays it. A captured update has counted its step, a replayed one has not. */
+static abar_status run_part(abar__pipeline *p, int kind, bool alone, int part, int parts)
+{
+    void **graph = &p->graph[kind][part];
+    if (alone || !p->warm[kind]) return abar__stepper_enqueue_part(p->stepper, part, parts);
+    const bool fresh = !*graph, updates = part == (parts > 1);
+    if (fresh) ABAR_TRY(capture(p, part, parts, graph));
+    ABAR_TRY(p->stream->replay(p->dev, *graph));
+    if (!fresh && updates) abar_optim_replayed(p->stepper->optim);
+    return ABAR_OK;
 }
 
 static abar_status enqueue_device(abar__pipeline *p, bool alone)
 {
     abar_optim *optim = p->stepper->optim;
     const int kind = abar_optim_observes(optim) || abar_optim_extra(optim) != ABAR_EXTRA_NONE;
-    ABAR_TRY(send_batch(p));
-    if (!p->stepper->feed->resident) ABAR_TRY(p->stream->event_record(p->dev, p->began[p->enqueued % ABAR_STEPS_AHEAD]));
-    if (alone || !p->warm[kind]) {
-        p->warm[kind] = true;
-        ABAR_TRY(abar__stepper_enqueue(p->stepper));
-    } else if (!p->graph[kind]) {
-        ABAR_TRY(capture(p, kind)); /* also counts the step */
-        ABAR_TRY(p->stream->replay(p->dev, p->graph[kind]));
-    } else {
-        ABAR_TRY(p->stream->replay(p->dev, p->graph[kind]));
-        abar_optim_replayed(optim);
+    int parts = 1;
+    abar_status status = abar__stepper_begin(p->stepper, &parts);
+    if (status == ABAR_OK) status = send_batch(p);
+    for (int part = 0; part < parts; part++) {
+        if (status == ABAR_OK) status = run_part(p, kind, alone, part, parts);
+        if (part + 1 < parts) status = abar__stepper_meet(p->stepper, part, status); /* tells other ranks of a failure */
+        ABAR_TRY(status);
     }
+    p->warm[kind] = true;
     return p->stream->event_record(p->dev, p->event[p->enqueued % ABAR_STEPS_AHEAD]);
 }
 
@@ -115,7 +142,8 @@ static void read_result(abar__pipeline *p, abar__step_result *out)
     const abar__stepper *s = p->stepper;
     const abar_step_note note = *abar_optim_note(s->optim, p->collected);
     *out = (abar__step_result){.skipped = note.skipped, .loss = note.loss, .waited_seconds = waited_for_batch(p)};
-    abar_net_count_batches(s->net, note.skipped ? 0 : s->accumulate);
+    out->stops = exchanges_in_queue(p) && abar__optim_stops(s->optim, p->collected);
+    abar_net_count_batches(s->net, note.skipped ? 0 : abar__stepper_passes(s));
 }
 
 abar_status abar__pipeline_collect(abar__pipeline *p, bool wait, abar__step_result *out, bool *got)
@@ -127,7 +155,7 @@ abar_status abar__pipeline_collect(abar__pipeline *p, bool wait, abar__step_resu
         wait = wait || p->enqueued - p->collected >= ABAR_STEPS_AHEAD;
         *got = wait || p->stream->event_done(p->dev, event);
         if (!*got) return ABAR_OK;
-        ABAR_TRY(p->stream->event_wait(p->dev, event));
+        ABAR_TRY(wait_for(p, p->collected));
         read_result(p, out);
     } else {
         *out = p->result;

@@ -77,10 +77,9 @@ abar_status abar__ranks_settle(abar_context *ctx, abar_comm *comm, abar_setup *s
 {
     abar_train_config *train = &setup->train;
     const int ranks = abar_comm_size(comm);
+    if (train->transport == ABAR_TRANSPORT_NCCL && train->micro == 0 && ranks == 1)
+        train->micro = train->batch / train->accumulate; /* what is exchanged are micro-batches, of one rank, too */
     if (ranks == 1) return ABAR_OK;
-    if (abar__is_cuda(train))
-        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--device %s: several ranks are not there yet on GPUs, use --device cpu",
-                          train->device);
     if (setup->method && abar_method_takes_whole_batch(setup->method->name))
         return abar__fail(ctx, ABAR_E_UNSUPPORTED,
                           "--optim %s: needs the gradients of all examples in one process, train it on one rank", train->optim);
@@ -258,9 +257,12 @@ static abar_status visit_all(abar_trainer *t, tensor_visitor visit, void *user)
 static abar_status broadcast_tensor(void *user, const char *name, const abar_tensor *tensor)
 {
     const abar_trainer *t = user;
+    void *bytes;
     (void)name;
     if (!tensor->data) return ABAR_OK; /* its owner's */
-    return abar__comm_broadcast(t->comm, 0, tensor->data, abar_tensor_bytes(tensor));
+    ABAR_TRY(abar__rank_bytes(t, tensor, &bytes));
+    ABAR_TRY(abar__comm_broadcast(t->comm, 0, bytes, abar_tensor_bytes(tensor)));
+    return abar_comm_rank(t->comm) == 0 ? ABAR_OK : abar__rank_bytes_back(t, tensor, bytes);
 }
 
 abar_status abar__ranks_share_state(abar_trainer *t)
@@ -282,7 +284,9 @@ abar_status abar__ranks_share_state(abar_trainer *t)
  */
 
 typedef struct hashes {
+    const abar_trainer *t;
     uint64_t *at;
+    size_t largest; /* bytes of a tensor that is not in host memory */
     int64_t n, wanted;
     char name[160]; /* of tensor `wanted` */
 } hashes;
@@ -290,8 +294,14 @@ typedef struct hashes {
 static abar_status hash_tensor(void *user, const char *name, const abar_tensor *tensor)
 {
     hashes *h = user;
-    /* state that one rank has is compared with nothing */
-    if (h->at) h->at[h->n] = tensor->data ? abar__hash(ABAR_HASH_START, tensor->data, abar_tensor_bytes(tensor)) : 0;
+    void *bytes;
+    const size_t size = abar_tensor_bytes(tensor);
+    if (h->at) h->at[h->n] = 0; /* of state that one rank has: it is compared with nothing */
+    if (h->at && tensor->data) {
+        ABAR_TRY(abar__rank_bytes(h->t, tensor, &bytes));
+        h->at[h->n] = abar__hash(ABAR_HASH_START, bytes, size);
+    }
+    if (abar__rank_is_elsewhere(tensor) && size > h->largest) h->largest = size;
     if (h->n == h->wanted) snprintf(h->name, sizeof h->name, "%s", name);
     h->n++;
     return ABAR_OK;
@@ -299,18 +309,19 @@ static abar_status hash_tensor(void *user, const char *name, const abar_tensor *
 
 abar_status abar__ranks_make(abar_trainer *t)
 {
-    hashes h = {.wanted = -1};
+    hashes h = {.t = t, .wanted = -1};
     void *memory;
     if (abar_comm_size(t->comm) == 1) return ABAR_OK;
     ABAR_TRY(visit_all(t, hash_tensor, &h));
     t->hash_count = h.n;
     ABAR_TRY(abar__alloc(t->ctx, (size_t)(h.n * abar_comm_size(t->comm)) * sizeof *t->hashes, &memory));
     t->hashes = memory;
-    return ABAR_OK;
+    return abar__rank_bytes_make(t, h.largest);
 }
 
 void abar__ranks_release(abar_trainer *t)
 {
+    abar__rank_bytes_release(t);
     if (t->hashes) abar__free(t->ctx, t->hashes, (size_t)(t->hash_count * abar_comm_size(t->comm)) * sizeof *t->hashes);
 }
 
@@ -328,12 +339,12 @@ abar_status abar__ranks_check_replicas(abar_trainer *t)
     const int own = abar_comm_rank(t->comm);
     int rank;
     if (!t->hashes) return ABAR_OK;
-    hashes h = {.at = t->hashes + own * t->hash_count, .wanted = -1};
+    hashes h = {.t = t, .at = t->hashes + own * t->hash_count, .wanted = -1};
     ABAR_TRY(visit_all(t, hash_tensor, &h));
     ABAR_TRY(abar__comm_gather(t->comm, h.at, (size_t)t->hash_count * sizeof *h.at, t->hashes));
     const int64_t differs = find_difference(t, &rank);
     if (differs < 0) return ABAR_OK;
-    h = (hashes){.wanted = differs};
+    h = (hashes){.t = t, .wanted = differs};
     ABAR_TRY(visit_all(t, hash_tensor, &h));
     return abar__fail(t->ctx, ABAR_E_STATE,
                       "%s: its %s is not that of rank 0 in epoch %lld, step %lld, nothing was saved; check the memory and the "

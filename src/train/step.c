@@ -56,7 +56,11 @@ static abar_status fill(const abar__stepper *s, const abar__data_feed *f, const 
 
 /* Where the samples of forward pass i are in the whole batch, of which this rank has a share, and in how many it is cut. */
 static int64_t sample_of(const abar__stepper *s, int64_t i) { return ((s->join ? s->join->first : 0) + i) * s->micro; }
-static double passes(const abar__stepper *s) { return (double)(s->join ? s->join->config.n : s->accumulate); }
+int64_t abar__stepper_passes(const abar__stepper *s) { return s->join ? s->join->config.n : s->accumulate; }
+static double passes(const abar__stepper *s) { return (double)abar__stepper_passes(s); }
+
+/* Where they are on a queued device: a resident set has the whole batch, a staged one this rank's share. */
+static int64_t row_of(const abar__stepper *s, int64_t i) { return s->feed->resident ? sample_of(s, i) : i * s->micro; }
 
 /* Whether pass i adds to the gradients of those before. Those of micro-batches that are joined stay apart. */
 static bool adds(const abar__stepper *s, int64_t i) { return i > 0 && !s->join; }
@@ -71,7 +75,7 @@ static abar_status fill_extra(const abar__stepper *s, const abar_batch *batch, i
 {
     abar__stepper e = *s;
     e.net = s->extra;
-    if (is_queued(s->feed)) return fill_queued(&e, s->feed, i * s->micro);
+    if (is_queued(s->feed)) return fill_queued(&e, s->feed, row_of(s, i));
     return batch ? fill(&e, s->feed, batch, i * s->micro) : ABAR_OK;
 }
 
@@ -104,20 +108,30 @@ static abar_status add_difference(const abar__stepper *s, const abar_batch *batc
     return abar_optim_perturb(s->optim, 0);
 }
 
-/* After step k, which has been counted: the gradient of the whole batch on labels that the model draws. */
-static abar_status take_sampled(const abar__stepper *s, const abar_batch *batch, int64_t k)
+/* After step k, which has been counted: the gradients of its micro-batches on labels that the model draws. */
+static abar_status sampled_passes(const abar__stepper *s, const abar_batch *batch, int64_t k)
 {
-    const abar_step_config step = {.size = sizeof step, .clip = s->clip};
-    if (s->join) abar__join_extra_begin(s->join);
+    const bool queued = abar_optim_is_queued(s->optim);
+    if (s->join && !queued) abar__join_extra_begin(s->join);
+    if (s->join && queued) abar__join_extra_enqueue_begin(s->join);
     for (int64_t i = 0; i < s->accumulate; i++) {
         abar_run_config run = extra_run(s, k + 1, i, 1.0); /* as a queued device counts, whose steps read their number */
         run.draw_labels = true;
         ABAR_TRY(fill_extra(s, batch, i));
         ABAR_TRY(abar_net_forward(s->extra, &run, NULL));
         ABAR_TRY(abar_net_backward(s->extra, adds(s, i), NULL));
-        if (s->join) abar__join_extra_add(s->join, s);
+        if (s->join && !queued) abar__join_extra_add(s->join, s);
+        if (s->join && queued) ABAR_TRY(abar__join_extra_push(s->join, s));
     }
-    if (s->join) ABAR_TRY(abar__join_extra_end(s->join, s));
+    return ABAR_OK;
+}
+
+/* The gradient of the whole batch. */
+static abar_status take_sampled(const abar__stepper *s)
+{
+    const abar_step_config step = {.size = sizeof step, .clip = s->clip};
+    const bool queued = abar_optim_is_queued(s->optim);
+    if (s->join) ABAR_TRY(queued ? abar__join_extra_take(s->join, s) : abar__join_extra_end(s->join, s));
     return abar_optim_take_sampled(s->optim, &step);
 }
 
@@ -229,17 +243,18 @@ static abar_status enqueue_forward(const abar__stepper *s, int64_t micro)
     const abar_run_config run = {.size = sizeof run,
                                  .training = true,
                                  .seed = s->seed,
-                                 .sample0 = micro * s->micro,
-                                 .loss_scale = 1.0 / (double)s->accumulate,
-                                 .step_now = abar_optim_step_now(s->optim)};
+                                 .sample0 = sample_of(s, micro),
+                                 .loss_scale = 1.0 / passes(s),
+                                 .step_now = abar_optim_step_now(s->optim),
+                                 .own_statistics = s->join && s->join->config.n > 1};
     ABAR_TRY(abar_net_forward(s->net, &run, NULL));
-    return abar_optim_add_loss(s->optim, abar_net_loss(s->net));
+    return s->join ? ABAR_OK : abar_optim_add_loss(s->optim, abar_net_loss(s->net));
 }
 
 static abar_status enqueue_backward(const abar__stepper *s, int64_t micro, bool observes)
 {
     const abar_observer observer = {sizeof observer, observe, s->optim};
-    return abar_net_backward(s->net, micro > 0, observes ? &observer : NULL);
+    return abar_net_backward(s->net, adds(s, micro), observes ? &observer : NULL);
 }
 
 abar_status abar__stepper_enqueue_forward(const abar__stepper *s)
@@ -257,22 +272,64 @@ abar_status abar__stepper_enqueue_update(const abar__stepper *s)
     return abar_net_settle(s->net, abar_optim_skip_flag(s->optim));
 }
 
-abar_status abar__stepper_enqueue(const abar__stepper *s)
+/* Up to where micro-batches are joined. */
+static abar_status enqueue_passes(const abar__stepper *s)
 {
     const bool observes = abar_optim_observes(s->optim);
     const abar_extra extra = abar_optim_extra(s->optim);
-    const abar__data_feed *f = s->feed;
     ABAR_TRY(abar_optim_begin(s->optim));
+    if (s->join) ABAR_TRY(abar__join_enqueue_begin(s->join, s));
     for (int64_t i = 0; i < s->accumulate; i++) {
-        if (f) ABAR_TRY(fill_queued(s, f, i * s->micro));
+        if (s->feed) ABAR_TRY(fill_queued(s, s->feed, row_of(s, i)));
         ABAR_TRY(enqueue_forward(s, i));
         ABAR_TRY(enqueue_backward(s, i, observes));
         if (extra == ABAR_EXTRA_DIFFERENCE) ABAR_TRY(add_difference(s, NULL, 0, i));
         if (extra == ABAR_EXTRA_ROWS) ABAR_TRY(add_rows(s, NULL, 0));
+        if (s->join) ABAR_TRY(abar__join_enqueue_add(s->join, s, i));
     }
-    ABAR_TRY(abar__stepper_enqueue_update(s));
-    if (extra == ABAR_EXTRA_SAMPLED) ABAR_TRY(take_sampled(s, NULL, 0));
+    return ABAR_OK;
+}
+
+abar_status abar__stepper_begin(const abar__stepper *s, int *parts)
+{
+    *parts = 1;
+    if (!s->join) return ABAR_OK;
+    if (s->join->staged) *parts = abar_optim_extra(s->optim) == ABAR_EXTRA_SAMPLED ? 3 : 2;
+    return abar__join_plan(s->join, s);
+}
+
+/* Where ranks exchange through the host they do so after a part that is not the last. */
+abar_status abar__stepper_enqueue_part(const abar__stepper *s, int part, int parts)
+{
+    const bool sampled = abar_optim_extra(s->optim) == ABAR_EXTRA_SAMPLED; /* parts 0 and 1: of this step */
+    if (part == 0) ABAR_TRY(enqueue_passes(s));
+    if (part == 0 && parts > 1) return abar__join_send(s->join, s);
+    if (part < 2) {
+        if (s->join) ABAR_TRY(abar__join_take(s->join, s));
+        ABAR_TRY(abar__stepper_enqueue_update(s));
+        if (sampled) ABAR_TRY(sampled_passes(s, NULL, 0));
+        if (parts > 2) return abar__join_extra_send(s->join, s);
+    }
+    if (part == 2 || sampled) ABAR_TRY(take_sampled(s));
+    const abar__data_feed *f = s->feed;
     return f && f->resident ? f->ops->advance(f->dev, f->batches) : ABAR_OK;
+}
+
+abar_status abar__stepper_meet(const abar__stepper *s, int part, abar_status status)
+{
+    return part == 0 ? abar__join_meet(s->join, status) : abar__join_extra_meet(s->join, status);
+}
+
+abar_status abar__stepper_enqueue(const abar__stepper *s)
+{
+    int parts;
+    ABAR_TRY(abar__stepper_begin(s, &parts));
+    for (int part = 0; part < parts; part++) {
+        abar_status status = abar__stepper_enqueue_part(s, part, parts);
+        if (part + 1 < parts) status = abar__stepper_meet(s, part, status);
+        ABAR_TRY(status);
+    }
+    return ABAR_OK;
 }
 
 static abar_status run_queued(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out)
@@ -286,7 +343,7 @@ static abar_status run_queued(const abar__stepper *s, const abar_batch *batch, i
     const abar_step_note note = *abar_optim_note(s->optim, k);
     out->skipped = note.skipped;
     out->loss = note.loss;
-    abar_net_count_batches(s->net, note.skipped ? 0 : s->accumulate);
+    abar_net_count_batches(s->net, note.skipped ? 0 : abar__stepper_passes(s));
     return ABAR_OK;
 }
 
@@ -304,7 +361,10 @@ abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, i
         double began = abar__seconds();
         ABAR_TRY(abar_optim_step(s->optim, &step, &report));
         out->skipped = report.skipped;
-        if (extra == ABAR_EXTRA_SAMPLED && !out->skipped) ABAR_TRY(take_sampled(s, batch, k));
+        if (extra == ABAR_EXTRA_SAMPLED && !out->skipped) {
+            ABAR_TRY(sampled_passes(s, batch, k));
+            ABAR_TRY(take_sampled(s));
+        }
         if (abar_optim_wants_pass(s->optim)) ABAR_TRY(run_second(s, batch, k, &out->skipped));
         out->update_seconds = abar__seconds() - began;
     }
@@ -387,7 +447,7 @@ abar_status abar__stepper_estimate(const abar__stepper *s, abar_loader *loader, 
     for (int64_t b = 0; b < n; b++) {
         abar_batch batch = {.size = sizeof batch};
         if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
-        if (s->join) abar__join_statistics_begin(s->join, s);
+        if (s->join) ABAR_TRY(abar__join_statistics_begin(s->join, s));
         for (int64_t i = 0; i < s->accumulate; i++) {
             const abar_run_config run = {.size = sizeof run,
                                          .training = true,
@@ -395,9 +455,9 @@ abar_status abar__stepper_estimate(const abar__stepper *s, abar_loader *loader, 
                                          .step = epoch * abar_loader_batches(loader) + b,
                                          .sample0 = sample_of(s, i),
                                          .own_statistics = s->join != NULL};
-            ABAR_TRY(resident ? fill_queued(s, s->feed, i * s->micro) : fill(s, s->feed, &batch, i * s->micro));
+            ABAR_TRY(resident ? fill_queued(s, s->feed, row_of(s, i)) : fill(s, s->feed, &batch, i * s->micro));
             ABAR_TRY(abar_net_forward(s->net, &run, NULL));
-            if (s->join) abar__join_statistics_add(s->join, s, i);
+            if (s->join) ABAR_TRY(abar__join_statistics_add(s->join, s, i));
         }
         if (s->join) ABAR_TRY(abar__join_statistics_end(s->join, s, ABAR_OK));
         if (resident) ABAR_TRY(s->feed->ops->advance(s->feed->dev, s->feed->batches));
@@ -440,6 +500,7 @@ static abar_status test_own(const abar__stepper *s, abar_loader *loader, abar__d
     int64_t first;
     const int64_t n = abar__join_tests(s->join, &first);
     ABAR_TRY(abar_loader_seek(loader, 0, first));
+    if (feed) ABAR_TRY(abar__data_feed_seek(feed, loader, 0, first));
     for (int64_t i = 0; i < n; i++) {
         abar_loss loss;
         ABAR_TRY(test_batch(s, loader, feed, first + i, &loss));

@@ -5,7 +5,8 @@
  *     own.c                                 a program's own network and data
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
- *     join.c  ranks.c                       micro-batches, and ranks, joined to one batch; ranks that must be alike
+ *     join.c  join_queued.c                 micro-batches, and ranks, joined to one batch: on the host, on a queued device
+ *     ranks.c  ranks_gpu.c                  ranks that must be alike; their GPUs
  *     owners.c  follow.c                    what ranks divide of a step; ranks that train one run after the other
  *     feed.c  pipeline.c                    batches in device memory; steps in flight
  *     ema.c                                 the running average of the weights
@@ -191,12 +192,19 @@ struct abar__step_result {
     abar_loss loss;
     double forward_seconds, backward_seconds, update_seconds;
     double waited_seconds; /* for its batch, before it began */
+    bool stops;            /* steps that exchange in the queue: a rank wanted to stop */
 };
 
 /* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: on the current content of the net's input. */
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
 /* Enqueues the same on a queued device, on the samples in its feed and without waiting; this is what is captured. */
 abar_status abar__stepper_enqueue(const abar__stepper *s);
+/* The same in parts, for capture: where ranks exchange through the host, meet is called between two parts, with what has become
+ * of the first; it waits for it. begin comes first, on the host, also of steps that are replayed. */
+abar_status abar__stepper_begin(const abar__stepper *s, int *parts);
+abar_status abar__stepper_enqueue_part(const abar__stepper *s, int part, int parts);
+abar_status abar__stepper_meet(const abar__stepper *s, int part, abar_status status);
+int64_t abar__stepper_passes(const abar__stepper *s); /* micro-batches of a step, of all ranks */
 /* The phases of a step of one forward pass, for timing. */
 abar_status abar__stepper_enqueue_forward(const abar__stepper *s);
 abar_status abar__stepper_enqueue_backward(const abar__stepper *s, bool observe);
@@ -217,21 +225,22 @@ abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar
 /* Enqueued steps. On the host a step runs when it is enqueued; a queued device is up to ABAR_STEPS_AHEAD steps behind, and
  * each step is a replay of a captured one. */
 #define ABAR_STEPS_AHEAD 32
+#define ABAR_STEP_PARTS 3 /* at most */
 
 typedef struct abar__pipeline {
     const abar__stepper *stepper;
     abar_loader *loader;
     const abar__stream_ops *stream; /* NULL: the host */
     abar_device *dev;
-    void *graph[2];                /* of a plain step, of one that takes statistics */
-    bool warm[2];                  /* has run once without capture: libraries initialise then */
-    void *event[ABAR_STEPS_AHEAD]; /* of the end of each step, ... */
-    void *began[ABAR_STEPS_AHEAD]; /* ... and of its beginning, where batches are sent */
-    int64_t enqueued, collected;   /* k of the next step to enqueue, and of the next result to read */
-    int64_t first;                 /* k of the first step since the last seek */
-    abar__step_result result;      /* host: of the last step */
-    double *rates;                 /* of the steps of an epoch */
-    int64_t steps;                 /* of an epoch */
+    void *graph[2][ABAR_STEP_PARTS]; /* of a plain step, of one that takes statistics; in its parts */
+    bool warm[2];                    /* has run once without capture: libraries initialise then */
+    void *event[ABAR_STEPS_AHEAD];   /* of the end of each step, ... */
+    void *began[ABAR_STEPS_AHEAD];   /* ... and of its beginning, where batches are sent */
+    int64_t enqueued, collected;     /* k of the next step to enqueue, and of the next result to read */
+    int64_t first;                   /* k of the first step since the last seek */
+    abar__step_result result;        /* host: of the last step */
+    double *rates;                   /* of the steps of an epoch */
+    int64_t steps;                   /* of an epoch */
 } abar__pipeline;
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out);
@@ -355,6 +364,9 @@ struct abar_trainer {
     abar_comm *comm;  /* the caller's; NULL: one rank */
     uint64_t *hashes; /* (ranks, hash_count): of all tensors; NULL: one rank */
     int64_t hash_count;
+    abar__nccl *nccl; /* over which ranks on GPUs exchange; NULL: they do not */
+    void *rank_bytes; /* pinned: one tensor, for other ranks */
+    size_t rank_bytes_size;
     abar__join join; /* without ctx: there is none */
     abar__ema average;
     abar__ema tested; /* the net itself, while it has the weights that are tested and not those that are trained */
@@ -384,9 +396,10 @@ struct abar_trainer {
     size_t stage_bytes;
     abar__text text, report; /* scratch; the last report */
     atomic_bool stop;
-    bool saves;                 /* the run has a folder, be it of another rank */
-    bool resumes, started_over; /* a checkpoint was found; resume was asked for and none was found */
-    bool stopped;               /* the last call of run ended by abar_trainer_stop */
+    bool saves;                  /* the run has a folder, be it of another rank */
+    bool resumes, started_over;  /* a checkpoint was found; resume was asked for and none was found */
+    bool stopped;                /* the last call of run ended by abar_trainer_stop */
+    int64_t stop_at, give_up_at; /* ranks that run ahead do so before this step; -1: not yet */
 };
 
 /* The progress of a run as JSON, and back. The parser allocates at->epoch entries of history. */
@@ -456,6 +469,16 @@ abar_status abar__ranks_check_replicas(abar_trainer *t); /* all ranks: whether a
 /* Rank 0, before it creates a trainer on comm: those that follow (follow.c) create one with this setup. Once it has its trainer
  * it calls abar_ranks_agree, and then all run it. */
 abar_status abar__ranks_lead(abar_context *ctx, abar_comm *comm, const abar_setup *setup, bool resume);
+/* Of ranks on GPUs (ranks_gpu.c). The device; then, all ranks together, t->nccl, where they exchange over it. */
+abar_status abar__ranks_open_device(abar_trainer *t);
+abar_status abar__ranks_connect(abar_trainer *t);
+/* The tensor's bytes as the host reads them, until the next call; and back where they were changed. make: for tensors of so
+ * many bytes. */
+bool abar__rank_is_elsewhere(const abar_tensor *tensor);
+abar_status abar__rank_bytes_make(abar_trainer *t, size_t bytes);
+void abar__rank_bytes_release(abar_trainer *t);
+abar_status abar__rank_bytes(const abar_trainer *t, const abar_tensor *tensor, void **out);
+abar_status abar__rank_bytes_back(const abar_trainer *t, const abar_tensor *tensor, const void *bytes);
 
 abar_status abar__snapshot_check(abar_context *ctx, const abar_train_config *train);
 /* When the run begins or goes on: the snapshot that is due right here, and a warning for those it can no longer make. */

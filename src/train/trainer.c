@@ -12,6 +12,16 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- making --------------------------------------------------------------------------------------------------- */
 
+/* Training data; of several ranks this one's share of every batch. */
+static abar_loader_config share_request(const abar_trainer *t)
+{
+    abar_loader_config request = abar__loader_request(t->setup, false);
+    if (abar_comm_size(t->comm) == 1) return request;
+    request.rows = t->setup->train.batch / abar_comm_size(t->comm);
+    request.first_row = abar_comm_rank(t->comm) * request.rows;
+    return request;
+}
+
 static abar_status open_data(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
@@ -20,11 +30,7 @@ static abar_status open_data(abar_trainer *t)
     if (!info->text && info->train < train->batch)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples%s, choose less",
                           (long long)train->batch, (long long)info->train, info->validation ? " that --validation leaves" : "");
-    abar_loader_config request = abar__loader_request(t->setup, false);
-    if (abar_comm_size(t->comm) > 1) { /* its share of every batch */
-        request.rows = train->batch / abar_comm_size(t->comm);
-        request.first_row = abar_comm_rank(t->comm) * request.rows;
-    }
+    abar_loader_config request = share_request(t);
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->train));
     request = abar__loader_request(t->setup, true);
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->test));
@@ -34,7 +40,7 @@ static abar_status open_data(abar_trainer *t)
 
 static abar_status make_feeds(abar_trainer *t, int64_t micro)
 {
-    const abar_loader_config request = abar__loader_request(t->setup, false), test = abar__loader_request(t->setup, true);
+    const abar_loader_config request = share_request(t), test = abar__loader_request(t->setup, true);
     ABAR_TRY(abar__data_feed_create(t->ctx, t->dev, t->data, t->train, &request, micro, false, &t->train_feed));
     return abar__data_feed_create(t->ctx, t->dev, t->data, t->test, &test, micro, false, &t->test_feed);
 }
@@ -54,6 +60,7 @@ static abar_status make_join(abar_trainer *t)
     config.comm = t->comm;
     config.test_batches = abar_loader_batches(t->test);
     config.stop = &t->stop;
+    config.nccl = t->nccl;
     return abar__join_create(t->ctx, &config, &t->join);
 }
 
@@ -62,20 +69,25 @@ static abar_status make_net(abar_trainer *t)
     const abar_train_config *train = &t->setup->train;
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
     abar__net_request request = {.batch = abar__micro_of(train), .training = true};
-    ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
+    ABAR_TRY(abar__ranks_open_device(t));
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &request, &t->net));
     ABAR_TRY(make_test_net(t, request.batch));
     ABAR_TRY(abar__extra_net_build(t->ctx, t->setup, info, t->dev, t->net, false, &t->extra_net));
     ABAR_TRY(abar__ranks_make_optim(t));
     if (train->ema > 0.0) ABAR_TRY(abar__ema_create(t->ctx, t->dev, t->net, &t->average));
-    ABAR_TRY(make_feeds(t, request.batch));
+    return make_feeds(t, request.batch);
+}
+
+static abar_status make_steps(abar_trainer *t)
+{
+    const abar_train_config *train = &t->setup->train;
     ABAR_TRY(make_join(t));
     t->stepper = (abar__stepper){.ctx = t->ctx,
                                  .net = t->net,
                                  .extra = t->extra_net,
                                  .optim = t->optim,
-                                 .info = info,
-                                 .micro = request.batch,
+                                 .info = abar_dataset_info_of(t->data),
+                                 .micro = abar__micro_of(train),
                                  .accumulate = t->join.ctx ? t->join.count : train->accumulate,
                                  .join = t->join.ctx ? &t->join : NULL,
                                  .clip = train->clip,
@@ -130,10 +142,14 @@ static abar_status calibrate(abar_trainer *t)
     if (abar_comm_size(t->comm) == 1 || !abar__stepper_calibrates(&whole))
         return abar__stepper_calibrate(&t->stepper, t->train);
     const abar_loader_config request = abar__loader_request(t->setup, false);
+    abar__data_feed feed = {0};
     whole.accumulate = abar__passes_of(&t->setup->train);
     whole.join = NULL;
+    whole.feed = &feed;
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &loader));
-    const abar_status status = abar__stepper_calibrate(&whole, loader);
+    abar_status status = abar__data_feed_create(t->ctx, t->dev, t->data, loader, &request, whole.micro, true, &feed);
+    if (status == ABAR_OK) status = abar__stepper_calibrate(&whole, loader);
+    abar__data_feed_release(t->ctx, &feed);
     abar_loader_destroy(loader);
     return status;
 }
@@ -166,10 +182,12 @@ static abar_status build(abar_trainer *t, bool resume)
 {
     ABAR_TRY(abar__ranks_compare_settings(t->ctx, t->comm, t->setup, resume));
     ABAR_TRY(abar__ranks_compare_data(t, prepare_run(t)));
-    const abar_status status = open_folder(t, resume); /* after all that can go wrong without a folder: no litter */
+    abar_status status = abar__ranks_connect(t);
+    if (status == ABAR_OK) status = make_steps(t);
+    if (status == ABAR_OK) status = open_folder(t, resume); /* after all that can go wrong without a folder: no litter */
     ABAR_TRY(abar_ranks_agree(t->ctx, t->comm, status, NULL));
-    ABAR_TRY(abar__ranks_share_state(t));
     ABAR_TRY(abar__ranks_make(t));
+    ABAR_TRY(abar__ranks_share_state(t));
     ABAR_TRY(calibrate(t));
     return abar_loader_seek(t->train, t->at.epoch, t->at.step);
 }
@@ -190,6 +208,7 @@ abar_status abar_trainer_create_on(abar_context *ctx, abar_comm *comm, const aba
     t->ctx = ctx;
     t->comm = comm;
     t->lock = -1;
+    t->stop_at = t->give_up_at = -1;
     atomic_init(&t->stop, false);
     abar_status status = events ? abar__struct_read(ctx, "abar_trainer_events", events, &t->events, sizeof t->events) : ABAR_OK;
     if (status == ABAR_OK) status = abar__setup_copy(ctx, setup, &t->setup);
@@ -216,6 +235,7 @@ void abar_trainer_destroy(abar_trainer *t)
     abar_optim_destroy(t->optim);
     abar__ema_release(&t->average);
     abar__join_release(&t->join);
+    abar__nccl_close(t->nccl);
     abar__ranks_release(t);
     abar_net_destroy(t->extra_net);
     abar_net_destroy(t->test_net);
@@ -345,6 +365,17 @@ static bool is_measured(const abar_trainer *t, int64_t k)
     return t->log && diagnose > 0 && k % diagnose == 0;
 }
 
+/* Whether there are ranks of which each may have read the results of another number of steps. */
+static bool runs_ahead(const abar_trainer *t) { return t->pipeline.stream && t->join.ranks > 1; }
+
+/* They all end before the same step: one that none of them has enqueued when it has read the result of step k. */
+static void agree_on_end(abar_trainer *t, int64_t k, const abar__step_result *r)
+{
+    const int64_t step = k + ABAR_STEPS_AHEAD;
+    if (r->stops && t->stop_at < 0) t->stop_at = step;
+    if (t->at.skipped_in_a_row >= GIVE_UP_AFTER && t->give_up_at < 0) t->give_up_at = step;
+}
+
 /* Takes a step that is done, if there is one. */
 static abar_status take_step(abar_trainer *t, bool wait, bool *got)
 {
@@ -354,6 +385,7 @@ static abar_status take_step(abar_trainer *t, bool wait, bool *got)
     ABAR_TRY(abar__pipeline_collect(&t->pipeline, wait, &result, got));
     if (!*got) return ABAR_OK;
     count_step(t, &result);
+    if (runs_ahead(t)) agree_on_end(t, k, &result);
     if (is_averaged(t, k)) abar__ema_count(&t->average);
     if (is_measured(t, k) && !result.skipped) ABAR_TRY(abar__record_curvature(t));
     if (!result.skipped) ABAR_TRY(abar__record_step(t, result.loss.loss, lr));
@@ -487,8 +519,19 @@ static abar_status end_epoch(abar_trainer *t)
     return back < 0 ? back : status;
 }
 
-/* Several ranks stop together: when they joined the last step, one wanted to. */
-static bool wants_stop(const abar_trainer *t) { return t->join.ranks > 1 ? t->join.stops : atomic_load(&t->stop); }
+/* Several ranks stop together: when they joined the last step, one wanted to; over NCCL, as they have agreed. */
+static bool wants_stop(const abar_trainer *t)
+{
+    if (t->nccl && runs_ahead(t)) return t->stop_at >= 0 && t->pipeline.enqueued >= t->stop_at;
+    return t->join.ranks > 1 ? t->join.stops : atomic_load(&t->stop);
+}
+
+/* No number that comes now can be trusted. */
+static bool is_hopeless(const abar_trainer *t)
+{
+    if (runs_ahead(t)) return t->give_up_at >= 0 && t->pipeline.enqueued >= t->give_up_at;
+    return t->at.skipped_in_a_row >= GIVE_UP_AFTER;
+}
 
 /* Goes on from wherever t->at is, through the end of that epoch. */
 static abar_status run_epoch(abar_trainer *t)
@@ -500,7 +543,7 @@ static abar_status run_epoch(abar_trainer *t)
         const bool stop = wants_stop(t);
         if (!stop) ABAR_TRY(train_step(t));
         if (!stop && compares > 0 && t->pipeline.enqueued % compares == 0) ABAR_TRY(abar__ranks_check_replicas(t));
-        const bool hopeless = t->at.skipped_in_a_row >= GIVE_UP_AFTER;
+        const bool hopeless = is_hopeless(t);
         const bool due = every > 0 && t->pipeline.enqueued % every == 0;
         if (stop || hopeless || due) ABAR_TRY(take_all(t));
         if (stop) return ABAR_STOPPED;
@@ -535,6 +578,7 @@ abar_status abar_trainer_run(abar_trainer *t)
         if (status == ABAR_STOPPED) {
             atomic_store(&t->stop, false);
             t->join.stops = false;
+            t->stop_at = -1;
             t->stopped = true;
             ABAR_TRY(save_checked(t));
         }

@@ -31,6 +31,11 @@ refuses "ranks that do not divide" 2 '3 ranks: do not divide the 4 micro-batches
 refuses "a method of the whole batch" 1 'optim ngd: needs the gradients of all examples in one process' train --optim ngd --ranks 2 --no-out
 refuses "no number of ranks" 2 'ranks' "${job[@]}" --ranks 0 --no-out
 refuses "no time" 2 'timeout' "${job[@]}" --ranks 2 --timeout 0 --no-out
+refuses "no number of GPUs" 2 'gpus x: give a number from 1 to 254, or all' "${job[@]}" --gpus x --no-out
+refuses "GPUs and ranks" 2 'leave --ranks out' "${job[@]}" --gpus all --ranks 2 --no-out
+refuses "GPUs and another device" 2 'leave one of them out' "${job[@]}" --gpus all --device cpu --no-out
+refuses "more GPUs than there are" 1 'gpus 200: (no CUDA GPU was found|this machine has [0-9]+)' "${job[@]}" --gpus 200 --no-out
+refuses "NCCL between CPUs" 2 'transport nccl: is for GPUs' "${job[@]}" --device cpu --transport nccl --no-out
 refuses "a folder with a run" 2 'already holds a run' "${job[@]}" --ranks 2 --out one
 
 # --- stopping, dying, going on ---

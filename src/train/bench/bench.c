@@ -15,7 +15,8 @@ struct abar_bench {
     abar_dataset_info info;
     abar__stepper stepper;
     abar__bench_ranks ranks;
-    double *times; /* of each step: whole, forward, backward, update, in exchanges of ranks */
+    abar__nccl *nccl; /* of one rank, whose exchanges are timed, too; NULL: none */
+    double *times;    /* of each step: whole, forward, backward, update, in exchanges of ranks */
     int64_t steps;
     int64_t period; /* steps between statistics, 0: none are taken */
     abar__bench_profile profile;
@@ -59,6 +60,18 @@ static abar_status fill_input(abar_bench *b, int64_t seed)
     return status;
 }
 
+/* What NCCL costs where there is nobody to exchange with. */
+static abar_status join_over_nccl(abar_bench *b, const abar_setup *setup)
+{
+    ABAR_TRY(abar__nccl_open(b->ctx, NULL, &b->nccl));
+    abar__join_config config = abar__join_request(setup, b->dev, b->net, NULL, abar_optim_pending_count(b->optim));
+    config.nccl = b->nccl;
+    ABAR_TRY(abar__join_create(b->ctx, &config, &b->ranks.join));
+    b->stepper.join = &b->ranks.join;
+    b->stepper.accumulate = b->ranks.join.count;
+    return ABAR_OK;
+}
+
 /* Settings, which ranks must have in common. */
 static abar_status settle(abar_bench *b, const abar_setup *given)
 {
@@ -80,7 +93,8 @@ static abar_status make(abar_bench *b)
     abar__net_request request = {.batch = abar__micro_of(train), .training = true};
     ABAR_TRY(abar__data_look(b->ctx, setup, &b->info));
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
-    if (b->dev->ops->stream && train->micro > 0)
+    if (b->dev->ops->stream &&
+        (abar_comm_size(b->ranks.comm) > 1 || (train->micro > 0 && train->transport != ABAR_TRANSPORT_NCCL)))
         return abar__fail(b->ctx, ABAR_E_UNSUPPORTED,
                           "--device %s: bench times ranks and --micro on the CPU alone, use --device cpu", train->device);
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));
@@ -94,7 +108,9 @@ static abar_status make(abar_bench *b)
                                  .accumulate = abar__passes_of(train),
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed};
-    if (!b->dev->ops->stream)
+    if (setup->train.transport == ABAR_TRANSPORT_NCCL)
+        ABAR_TRY(join_over_nccl(b, setup));
+    else if (!b->dev->ops->stream)
         ABAR_TRY(abar__bench_ranks_make(&b->ranks, setup, abar_optim_pending_count(b->optim), &b->stepper));
     return fill_input(b, train->seed + abar_comm_rank(b->ranks.comm));
 }
@@ -291,6 +307,7 @@ void abar_bench_release(abar_bench *b)
     abar__replays_destroy(b->replays);
     abar__bench_ranks_release(&b->ranks);
     if (b->rows) abar__free(b->ctx, b->rows, rows_bytes(b));
+    abar__nccl_close(b->nccl);
     abar_optim_destroy(b->optim);
     abar_net_destroy(b->net);
     abar_device_close(b->dev);

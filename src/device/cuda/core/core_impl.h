@@ -10,6 +10,7 @@
 extern "C" {
 extern const abar__stats_ops abar__cuda_stats; /* stats/stats.cu */
 extern const abar__step_ops abar__cuda_step;   /* step/step.cu */
+extern const abar__join_ops abar__cuda_join;   /* step/join.cu */
 
 /* Zeroed host memory that both sides address (device.cu). */
 abar_status abar__cuda_pinned(abar_device *dev, size_t bytes, void **out);

@@ -523,6 +523,14 @@ static abar_status side_join(abar_device *dev)
     return ABAR_OK;
 }
 
+static void *current(abar_device *dev) { return abar__cuda_of(dev)->stream; }
+
+static abar_status identify(abar_device *dev, char text[ABAR_DEVICE_IDENTITY])
+{
+    CUDA_TRY(dev, cudaDeviceGetPCIBusId(text, ABAR_DEVICE_IDENTITY, dev->ordinal));
+    return ABAR_OK;
+}
+
 static const abar__stream_ops stream = {
     .wait = cuda_wait,
     .set_stream = cuda_set_stream,
@@ -544,6 +552,8 @@ static const abar__stream_ops stream = {
     .settle = settle,
     .copy_bytes = cuda_copy_bytes,
     .memory_free = cuda_memory_free,
+    .current = current,
+    .identify = identify,
 };
 
 static int cuda_count(void)
@@ -567,6 +577,7 @@ static const abar_device_ops device = {
     .stats = &abar__cuda_stats,
     .step = &abar__cuda_step,
     .stream = &stream,
+    .join = &abar__cuda_join,
 };
 
 extern "C" const abar_device_ops *const abar__cuda_device = &device;

@@ -184,10 +184,12 @@ static abar_status check_rows(abar_device *dev, const abar__feed *f, const abar_
     if (!f->rows || (batch->timm && !f->s.noise))
         return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: this feed was not made for batches with %s",
                           f->rows ? "noise" : "rows");
-    for (int64_t i = 0; i < f->s.step_batch; i++)
-        if (batch->rows[i].partner < 0 || batch->rows[i].partner >= f->s.step_batch)
-            return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: row %lld is mixed with row %d of a batch of %lld",
-                              (long long)i, (int)batch->rows[i].partner, (long long)f->s.step_batch);
+    for (int64_t i = 0; i < f->s.step_batch; i++) {
+        const int64_t partner = batch->rows[i].partner - batch->first_row;
+        if (partner < 0 || partner >= f->s.step_batch)
+            return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: row %lld is mixed with row %lld of a batch of %lld",
+                              (long long)i, (long long)partner, (long long)f->s.step_batch);
+    }
     return ABAR_OK;
 }
 
@@ -198,7 +200,9 @@ static void pack_batch(const abar__feed *f, const abar__feed_batch *batch, char 
     const staged_head head = {batch->seed, batch->rows != NULL, batch->timm};
     memcpy(to, &head, sizeof head);
     memcpy(to + s->labels_at, batch->labels, labels);
-    if (batch->rows) memcpy(to + s->rows_at, batch->rows, (size_t)s->step_batch * sizeof *batch->rows);
+    abar_row *rows = (abar_row *)(to + s->rows_at);
+    if (batch->rows) memcpy(rows, batch->rows, (size_t)s->step_batch * sizeof *rows);
+    for (int64_t i = 0; batch->rows && batch->first_row && i < s->step_batch; i++) rows[i].partner -= (int32_t)batch->first_row;
     if (!batch->files) memcpy(to + s->samples_at, batch->samples, f->staged_bytes - s->samples_at);
 }
 

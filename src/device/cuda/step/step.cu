@@ -61,7 +61,7 @@ __device__ static void decide(abar__cuda_live *l, double total, double grad_scal
         l->numbers.first = (float)(1.0 / abar__cuda_correction(rule.beta1, l->state.t));
         l->numbers.second = (float)(1.0 / sqrt(abar__cuda_correction(rule.beta2, l->state.t)));
     }
-    abar__step_outcome outcome = {l->seen.loss, l->seen.correct, l->seen.count, norm, k, skip};
+    abar__step_outcome outcome = {l->seen.loss, l->seen.correct, l->seen.count, norm, k, skip, l->seen.stops};
     outcomes[k % ABAR_STEP_RESULTS] = outcome;
 }
 
@@ -371,6 +371,8 @@ static const int32_t *skipped(const abar__compiled_step *p) { return &p->m.now->
 
 static const int64_t *step_now(const abar__compiled_step *p) { return &p->m.now->state.k; }
 
+static void *losses(const abar__compiled_step *p) { return &p->m.now->seen; }
+
 static const abar__step_outcome *outcome(const abar__compiled_step *p, int64_t k)
 {
     return &p->outcomes[k % ABAR_STEP_RESULTS];
@@ -413,6 +415,7 @@ extern "C" const abar__step_ops abar__cuda_step = {
     .shift = shift,
     .skipped = skipped,
     .step_now = step_now,
+    .losses = losses,
     .outcome = outcome,
     .pull = pull,
     .push = push,

@@ -10,7 +10,8 @@
 typedef struct abar__cuda_losses {
     double loss;
     int64_t correct, count;
-    int32_t bad; /* one was not finite */
+    int32_t bad;   /* one was not finite */
+    int32_t stops; /* a rank wants to stop */
 } abar__cuda_losses;
 
 /* What a step leaves for the launches after it, and for the next step. */

@@ -221,7 +221,7 @@ template <typename T, int V> static void forward_as(abar__op *op, const abar__op
                           (const float *)a->param[1],
                           (float *)a->saved,
                           op->desc.eps,
-                          op->desc.momentum,
+                          a->run->own ? 1.0 : op->desc.momentum, /* 1: the batch's alone */
                           a->run->training};
     if constexpr (V > 1)
         if (s.training && !given && b->forward_shared) {

@@ -1,0 +1,526 @@
+/* Micro-batches and ranks on cuda: the same bits on any number of ranks, through the host's memory on one GPU; and NCCL of one
+ * rank within the captured step changes nothing.
+ *     test_ranks_cuda [PATTERN]     tests whose names match; !PATTERN: all others
+ * A process that has used CUDA cannot fork ranks: every run, with its setup, is in a child. ABAR_TEST_DEVICE=cpu runs all that
+ * has a meaning there. */
+#include "cuda_testing.h"
+#include "data/images_support.h"
+#include "ranks_support.h"
+
+#include <math.h>
+
+#define SMALL                                                                                                      \
+    "threads=1 workers=1 limit-train=72 limit-test=30 batch=24 micro=6 epochs=2 augment=true " /* 3 steps an epoch \
+                                                                                                */
+#define CHILD_FAILED 98
+
+/* A run, described before there is a process for it. */
+typedef struct run {
+    const char *model, *data, *optim, *options;
+    const char *more; /* options, too */
+    int ranks;
+    const char *name; /* of its folder */
+    bool resumes;
+    void (*watch)(abar_trainer *t, int rank, int64_t calls);
+    bool poisoned; /* its data are images of which one is not finite */
+} run;
+
+static const char *device_name(void)
+{
+    const char *given = getenv("ABAR_TEST_DEVICE");
+    return given && *given ? given : "cuda";
+}
+
+static bool is_cuda(void) { return strncmp(device_name(), "cuda", 4) == 0; }
+
+/* ---- runs in children -----------------------------------------------------------------------------------------------------
+ */
+
+enum { SAMPLES = 48, PIXELS = 16, BAD = 17 };
+static float images[SAMPLES * PIXELS];
+static int32_t labels[SAMPLES];
+
+static abar_status wrap_poisoned(fixture *f, abar_setup *setup)
+{
+    abar_dataset *data;
+    for (int i = 0; i < SAMPLES * PIXELS; i++) images[i] = (float)((i * 37 % 101) - 50) / 50.0f;
+    for (int i = 0; i < SAMPLES; i++) labels[i] = i % 3;
+    static const float clean[10 * PIXELS] = {0.5f};
+    const abar_dataset_images wrap = {.size = sizeof wrap,
+                                      .channels = 1,
+                                      .height = 4,
+                                      .width = 4,
+                                      .classes = 3,
+                                      .train = SAMPLES,
+                                      .test = 10,
+                                      .train_images = images,
+                                      .test_images = clean,
+                                      .train_labels = labels,
+                                      .test_labels = labels,
+                                      .floats = true};
+    ABAR_TRY(abar_dataset_wrap(f->ctx, &wrap, &data));
+    images[BAD * PIXELS] = NAN; /* what is wrapped is looked at once, and stays the program's */
+    return abar_setup_set_data(f->ctx, setup, data);
+}
+
+/* "name=value name=value" */
+static abar_status set_options(fixture *f, abar_setup *setup, const char *options)
+{
+    char copy[512], *rest = copy;
+    snprintf(copy, sizeof copy, "%s", options);
+    for (char *one = strtok_r(copy, " ", &rest); one; one = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(one, '=');
+        if (!value) return ABAR_E_ARGUMENT;
+        *value = '\0';
+        ABAR_TRY(abar_setup_set(f->ctx, setup, one, value + 1));
+    }
+    return ABAR_OK;
+}
+
+static abar_status make_run(fixture *f, const run *r, abar_setup **out)
+{
+    char seed[32], dir[PATH_MAX_TEST];
+    path_in(f, r->name, dir);
+    if (r->resumes) return abar_setup_load(f->ctx, dir, out);
+    const char *data = r->poisoned ? "memory" : r->data ? r->data : "synthetic";
+    snprintf(seed, sizeof seed, "%s", test_seed());
+    ABAR_TRY(abar_setup_create(f->ctx, r->model, data, r->optim, out));
+    ABAR_TRY(abar_setup_set(f->ctx, *out, "seed", seed));
+    ABAR_TRY(abar_setup_set(f->ctx, *out, "device", device_name()));
+    ABAR_TRY(set_options(f, *out, r->options));
+    if (r->more) ABAR_TRY(set_options(f, *out, r->more));
+    if (is_cuda()) ABAR_TRY(abar_setup_set(f->ctx, *out, "deterministic", "true"));
+    if (r->poisoned) ABAR_TRY(wrap_poisoned(f, *out));
+    return abar_setup_set(f->ctx, *out, "out", dir);
+}
+
+static void be_rank(fixture *f, const run *r)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = r->ranks};
+    const rank_plan plan = {.watch = r->watch};
+    abar_comm *comm;
+    abar_setup *setup = NULL;
+    if (abar_comm_open(f->ctx, &config, &comm) < 0) _exit(CHILD_FAILED);
+    abar_status status = make_run(f, r, &setup);
+    if (status == ABAR_OK) status = train_rank(f, comm, setup, r->resumes, &plan);
+    leave_word(f, abar_comm_rank(comm), status);
+    abar_comm_close(comm);
+    _exit(0);
+}
+
+/* Returns the status of rank 0, whose error the context then has. */
+static abar_status go(fixture *f, const run *r)
+{
+    char path[PATH_MAX_TEST], line[1024] = "";
+    int status = 0;
+    rank_file(f, 0, path);
+    remove(path);
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) be_rank(f, r);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        fail_msg("%s with %s on %d ranks: rank 0 ended with %d", r->model, r->optim, r->ranks, status);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof line, file));
+    fclose(file);
+    line[strcspn(line, "\n")] = '\0';
+    (void)abar__fail(f->ctx, (abar_status)atoi(line), "%s", strchr(line, ' ') ? strchr(line, ' ') + 1 : "");
+    return (abar_status)atoi(line);
+}
+
+static void need_run(fixture *f, const run *r)
+{
+    const double began = abar__seconds();
+    const abar_status status = go(f, r);
+    if (status < 0)
+        fail_msg("%s with %s (%s %s) on %d ranks: %s", r->model, r->optim, r->options, r->more ? r->more : "", r->ranks,
+                 abar_context_error(f->ctx));
+    print_message("%s, %s, %s on %d: %.1f s\n", r->model, r->optim, r->more ? r->more : "", r->ranks, abar__seconds() - began);
+}
+
+/* Two runs that differ in what `second` changes, and leave the same bits. */
+static void check_pair(fixture *f, run first, run second)
+{
+    char a[32], b[32];
+    snprintf(a, sizeof a, "first%d", f->runs);
+    snprintf(b, sizeof b, "second%d", f->runs++);
+    first.name = a;
+    second.name = b;
+    need_run(f, &first);
+    need_run(f, &second);
+    assert_same_runs(f, a, b);
+}
+
+static void check_ranks(fixture *f, run r, int ranks)
+{
+    run several = r;
+    r.ranks = 1;
+    several.ranks = ranks;
+    check_pair(f, r, several);
+}
+
+/* ---- two ranks on one GPU --------------------------------------------------------------------------------------------------
+ */
+
+static void two_ranks_of_sgd_and_muon_have_the_bits_of_one(void **state)
+{
+    check_ranks(*state, (run){.model = "lenet5", .optim = "sgd", .options = SMALL}, 2);
+    check_ranks(*state, (run){.model = "lenet5", .optim = "muon", .options = SMALL, .more = "clip=0.5"}, 2);
+}
+
+static void two_ranks_of_mac_have_the_bits_of_one(void **state)
+{
+    check_ranks(*state, (run){.model = "lenet5", .optim = "mac", .options = SMALL, .more = "tcov=2 tinv=2"}, 2);
+}
+
+static void two_ranks_of_kfac_that_clips_have_the_bits_of_one(void **state)
+{
+    check_ranks(*state,
+                (run){.model = "lenet5", .optim = "kfac", .options = SMALL, .more = "tcov=2 tinv=2 kl-clip=0.0001 clip=0.5"},
+                2);
+}
+
+static void two_ranks_with_batch_norms_have_the_bits_of_one(void **state)
+{
+    check_ranks(*state,
+                (run){.model = "resnet20", .optim = "mac", .options = SMALL, .more = "tcov=2 tinv=2 ema=0.9 ema-steps=2"}, 2);
+    check_ranks(*state, (run){.model = "resnet20", .optim = "sfadamw", .options = SMALL, .more = "schedule=constant epochs=1"},
+                2);
+}
+
+/* Further gradients, after the step and within it. */
+static void two_ranks_with_further_passes_have_the_bits_of_one(void **state)
+{
+    check_ranks(*state, (run){.model = "lenet5", .optim = "sophia", .options = SMALL, .more = "hessian-every=2"}, 2);
+    check_ranks(*state, (run){.model = "lenet5", .optim = "adahessian", .options = SMALL, .more = "hessian-every=2 epochs=1"},
+                2);
+}
+
+/* Three micro-batches each: two nodes of the tree. */
+static void two_ranks_with_several_nodes_have_the_bits_of_one(void **state)
+{
+    check_ranks(*state, (run){.model = "mlp", .optim = "foof", .options = SMALL, .more = "micro=4 widths=784-16-10 tcov=2"}, 2);
+}
+
+/* Rows of attention, sums by position, dropout by sample. */
+static void two_ranks_with_attention_have_the_bits_of_one(void **state)
+{
+    check_ranks(
+        *state,
+        (run){.model = "deit-tiny",
+              .optim = "smac",
+              .options = SMALL,
+              .more = "image-size=32 classes=10 width=64 heads=2 depth=2 drop=0.1 drop-path=0.2 tcov=2 tinv=2 epochs=1"},
+        2);
+}
+
+static void streamed_images_have_the_bits_of_one_rank(void **state)
+{
+    fixture *f = *state;
+    folder data = make_images(48, 20, 30);
+    char spec[300];
+    snprintf(spec, sizeof spec, "imagefolder:%s", data.path);
+    check_ranks(
+        f,
+        (run){.model = "resnet50",
+              .data = spec,
+              .optim = "sgd",
+              .options = "size=16 test-resize=28 test-size=24 batch=16 micro=4 mix-group=2 mixup=0.8 cutmix=1 erase=0.5",
+              .more = "epochs=1 threads=1 warmup=0 blocks=1-1 width=4 stem=small repeat=2 style=timm"},
+        2);
+    folder_remove(&data);
+}
+
+static void fast_sums_agree_and_replicas_are_equal(void **state)
+{
+    fixture *f = *state;
+    need_run(f, &(run){.model = "lenet5",
+                       .optim = "mac",
+                       .options = SMALL,
+                       .more = "tcov=2 tinv=2 reduce=fast check-replicas=1",
+                       .ranks = 2,
+                       .name = "fast"});
+}
+
+static void loss_that_is_not_finite_in_one_share_is_skipped_by_all(void **state)
+{
+    fixture *f = *state;
+    static const char *const optims[] = {"sgd", "mac"};
+    for (int i = 0; i < 2; i++) {
+        abar__run_state at;
+        char name[32];
+        snprintf(name, sizeof name, "second%d", f->runs);
+        check_ranks(f,
+                    (run){.model = "mlp",
+                          .optim = optims[i],
+                          .options = "widths=16-8-3 threads=1 workers=0 batch=12 micro=3 epochs=2 lr=0.01 warmup=0",
+                          .poisoned = true},
+                    2);
+        abar__epoch *history = history_of(f, name, &at);
+        assert_int_equal(at.skipped, 2); /* of an epoch one */
+        abar__free(f->ctx, history, (size_t)at.epoch * sizeof *history);
+    }
+}
+
+/* ---- stopping and going on -------------------------------------------------------------------------------------------------
+ */
+
+static void stop_second(abar_trainer *t, int rank, int64_t calls)
+{
+    if (rank == 1 && calls == 2) abar_trainer_stop(t); /* one rank alone, within the first epoch */
+}
+
+static void run_of_two_ranks_goes_on_with_one(void **state)
+{
+    fixture *f = *state;
+    const run whole = {
+        .model = "lenet5", .optim = "mac", .options = SMALL, .more = "tcov=2 tinv=2", .ranks = 1, .name = "whole"};
+    run parts = whole;
+    need_run(f, &whole);
+    parts.name = "parts";
+    parts.ranks = 2;
+    parts.watch = stop_second;
+    assert_int_equal(go(f, &parts), ABAR_STOPPED);
+    parts.watch = NULL;
+    parts.ranks = 1;
+    parts.resumes = true;
+    need_run(f, &parts);
+    assert_same_runs(f, "whole", "parts");
+}
+
+/* And the other way: rank 0 sends what it has read into the memory of another process's device. */
+static void stop_first(abar_trainer *t, int rank, int64_t calls)
+{
+    if (rank == 0 && calls == 2) abar_trainer_stop(t);
+}
+
+static void run_of_one_rank_goes_on_with_two(void **state)
+{
+    fixture *f = *state;
+    const run whole = {
+        .model = "resnet20", .optim = "kfac", .options = SMALL, .more = "tcov=2 tinv=2", .ranks = 1, .name = "whole"};
+    run parts = whole;
+    need_run(f, &whole);
+    parts.name = "parts";
+    parts.watch = stop_first;
+    assert_int_equal(go(f, &parts), ABAR_STOPPED);
+    parts.watch = NULL;
+    parts.ranks = 2;
+    parts.resumes = true;
+    need_run(f, &parts);
+    assert_same_runs(f, "whole", "parts");
+}
+
+/* ---- NCCL
+ * -------------------------------------------------------------------------------------------------------------------- */
+
+static bool have_nccl(fixture *f)
+{
+    int status = 0;
+    if (!is_cuda()) return false;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        const bool found = abar__nccl_find(f->ctx) == ABAR_OK;
+        if (!found) print_message("%s\n", abar_context_error(f->ctx));
+        fflush(NULL);
+        _exit(found);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 1;
+}
+
+/* No micro-batches on one side: with one of the whole batch nothing is summed in another order. */
+static void nccl_of_one_rank_changes_no_bit(void **state)
+{
+    fixture *f = *state;
+    if (!have_nccl(f)) skip();
+    static const char *const optims[] = {"sgd", "kfac"};
+    for (int i = 0; i < 2; i++) {
+        run none = {.model = "resnet20", .optim = optims[i], .options = SMALL, .more = "micro=0", .ranks = 1}, nccl = none;
+        nccl.more = "micro=0 transport=nccl";
+        check_pair(f, none, nccl);
+    }
+}
+
+static void nccl_of_one_rank_sums_micro_batches_as_before(void **state)
+{
+    fixture *f = *state;
+    if (!have_nccl(f)) skip();
+    run none = {.model = "resnet20", .optim = "mac", .options = SMALL, .more = "tcov=2", .ranks = 1}, nccl = none;
+    nccl.more = "tcov=2 transport=nccl";
+    check_pair(f, none, nccl);
+    nccl.more = "tcov=2 transport=nccl reduce=fast";
+    check_pair(f, none, nccl);
+}
+
+static void nccl_of_two_ranks_on_one_gpu_is_refused(void **state)
+{
+    fixture *f = *state;
+    if (!is_cuda()) skip();
+    const run r = {.model = "mlp",
+                   .optim = "sgd",
+                   .options = SMALL,
+                   .more = "transport=nccl widths=784-8-10 device=cuda:0",
+                   .ranks = 2,
+                   .name = "refused"};
+    assert_int_equal(go(f, &r), ABAR_E_UNSUPPORTED);
+    assert_error(f, "--transport nccl: ");
+}
+
+/* ---- kernels
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+enum { N = 13, LARGE = 5000 };
+
+/* A square of which the lower triangle is packed, and a vector of doubles behind it. */
+static void pack_moves_the_triangle_and_leaves_zeros(void **state)
+{
+    abar_context *ctx;
+    abar_device *dev;
+    const int64_t triangle = N * (N + 1) / 2;
+    float square[N * N], back[N * N];
+    double numbers[3] = {1.5, -2.5, 1e300}, packed[N * (N + 1) / 2 + 3];
+    (void)state;
+    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
+    assert_int_equal(abar_device_open(ctx, "cuda", NULL, &dev), ABAR_OK);
+    for (int i = 0; i < N * N; i++) square[i] = (float)(i * i % 97) + 0.25f;
+    float *there = cuda_upload(dev, square, sizeof square);
+    double *doubles = cuda_upload(dev, numbers, sizeof numbers), *out = cuda_alloc(dev, sizeof packed);
+    const abar__pending_span spans[2] = {{ABAR_PENDING_TRIANGLE, there, N, 0}, {ABAR_PENDING_DOUBLES, doubles, 3, triangle}};
+    for (int i = 0; i < 2; i++) assert_int_equal(dev->ops->join->pack(dev, &spans[i], out), ABAR_OK);
+    cuda_move(dev, packed, out, sizeof packed);
+    cuda_move(dev, back, there, sizeof back);
+    for (int64_t row = 0, at = 0; row < N; row++)
+        for (int64_t column = 0; column < N; column++) {
+            const bool low = column <= row;
+            if (low) assert_true(packed[at++] == (double)square[row * N + column]);
+            assert_true(back[row * N + column] == (low ? 0.0f : square[row * N + column]));
+        }
+    for (int i = 0; i < 3; i++) assert_true(packed[triangle + i] == numbers[i]);
+    for (int i = 0; i < 2; i++) assert_int_equal(dev->ops->join->unpack(dev, &spans[i], out), ABAR_OK);
+    cuda_move(dev, back, there, sizeof back);
+    cuda_move(dev, numbers, doubles, sizeof numbers);
+    assert_memory_equal(back, square, sizeof back);
+    assert_true(numbers[2] == 1e300);
+    abar_device_free(dev, there, sizeof square);
+    abar_device_free(dev, doubles, sizeof numbers);
+    abar_device_free(dev, out, sizeof packed);
+    abar_device_close(dev);
+    abar_context_destroy(ctx);
+}
+
+/* Aligned and not, whole quads and not, floats and doubles. */
+static void sums_are_those_of_the_host(void **state)
+{
+    abar_context *ctx;
+    abar_device *dev;
+    static float a[LARGE], b[LARGE], got[LARGE];
+    static double x[LARGE], y[LARGE], wide[LARGE];
+    (void)state;
+    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
+    assert_int_equal(abar_device_open(ctx, "cuda", NULL, &dev), ABAR_OK);
+    for (int i = 0; i < LARGE; i++) {
+        a[i] = (float)sin(i) * 1e3f, b[i] = (float)cos(3 * i);
+        x[i] = sin(i) * 1e9, y[i] = cos(3 * i);
+    }
+    float *p = cuda_upload(dev, a, sizeof a), *q = cuda_upload(dev, b, sizeof b);
+    double *r = cuda_upload(dev, x, sizeof x), *s = cuda_upload(dev, y, sizeof y);
+    assert_int_equal(dev->ops->join->add(dev, p, q, LARGE - 1, false), ABAR_OK);
+    assert_int_equal(dev->ops->join->add(dev, p + 1, q + 1, LARGE - 1, false), ABAR_OK);
+    assert_int_equal(dev->ops->join->add(dev, r, s, LARGE, true), ABAR_OK);
+    cuda_move(dev, got, p, sizeof got);
+    cuda_move(dev, wide, r, sizeof wide);
+    abar__tree_add_floats(a, b, LARGE - 1);
+    abar__tree_add_floats(a + 1, b + 1, LARGE - 1);
+    abar__tree_add_doubles(x, y, LARGE);
+    assert_memory_equal(got, a, sizeof a);
+    assert_memory_equal(wide, x, sizeof x);
+    abar_device_free(dev, p, sizeof a);
+    abar_device_free(dev, q, sizeof b);
+    abar_device_free(dev, r, sizeof x);
+    abar_device_free(dev, s, sizeof y);
+    abar_device_close(dev);
+    abar_context_destroy(ctx);
+}
+
+/* In a child, so that this process can still fork ranks. */
+static void check_in_child(void (*check)(void **state))
+{
+    int status = 0;
+    if (!is_cuda()) skip();
+    const struct CMUnitTest one = {"in a child", check, NULL, NULL, NULL};
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        const struct CMUnitTest tests[] = {one};
+        cmocka_set_test_filter(NULL);
+        cmocka_set_skip_filter(NULL);
+        const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+        fflush(NULL);
+        _exit(failed ? 1 : 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void pending_sums_are_packed_and_unpacked(void **state)
+{
+    (void)state;
+    check_in_child(pack_moves_the_triangle_and_leaves_zeros);
+}
+
+static void sums_on_the_device_are_the_hosts(void **state)
+{
+    (void)state;
+    check_in_child(sums_are_those_of_the_host);
+}
+
+/* ---- the program
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+static int missing_in_child(void)
+{
+    int status = 0;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        const int missing = cuda_missing();
+        fflush(NULL);
+        _exit(missing);
+    }
+    return child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) ? 1 : WEXITSTATUS(status);
+}
+
+#define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
+
+int main(int argc, char **argv)
+{
+    const int missing = is_cuda() ? missing_in_child() : 0;
+    if (missing) return missing;
+    cuda_choose_tests(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pending_sums_are_packed_and_unpacked),
+        cmocka_unit_test(sums_on_the_device_are_the_hosts),
+        with_fixture(two_ranks_of_sgd_and_muon_have_the_bits_of_one),
+        with_fixture(two_ranks_of_mac_have_the_bits_of_one),
+        with_fixture(two_ranks_of_kfac_that_clips_have_the_bits_of_one),
+        with_fixture(two_ranks_with_batch_norms_have_the_bits_of_one),
+        with_fixture(two_ranks_with_further_passes_have_the_bits_of_one),
+        with_fixture(two_ranks_with_several_nodes_have_the_bits_of_one),
+        with_fixture(two_ranks_with_attention_have_the_bits_of_one),
+        with_fixture(streamed_images_have_the_bits_of_one_rank),
+        with_fixture(fast_sums_agree_and_replicas_are_equal),
+        with_fixture(loss_that_is_not_finite_in_one_share_is_skipped_by_all),
+        with_fixture(run_of_two_ranks_goes_on_with_one),
+        with_fixture(run_of_one_rank_goes_on_with_two),
+        with_fixture(nccl_of_one_rank_changes_no_bit),
+        with_fixture(nccl_of_one_rank_sums_micro_batches_as_before),
+        with_fixture(nccl_of_two_ranks_on_one_gpu_is_refused),
+    };
+    return cmocka_run_group_tests(tests, make_cache, remove_cache);
+}
