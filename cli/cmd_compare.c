@@ -14,6 +14,7 @@ static const abar_option own[] = {
     {"seeds", ABAR_OPTION_INT, AT(seeds), "1", 1, ABAR_COMPARE_SEEDS_MAX, NULL,
      "runs of each optimizer, with --seed, --seed + 1, ...; may grow with --resume"},
     COMPARING_JOBS,
+    COMPARING_RANKS,
     COMPARING_PART,
     {"target", ABAR_OPTION_TEXT, AT(target), "", 0, 0, NULL,
      "acc=PERCENT or loss=X of the test part: also tell when each optimizer reaches it"},
@@ -82,7 +83,8 @@ static const comparing comparison = {"comparison", "compare.md", comparing_judge
 
 static int load(cli *c, comparing_flags *flags, const abar_compare_events *events, abar_compare **out)
 {
-    static const char *const allowed[] = {"resume", "seeds", "target", "jobs", "part", "json", "quiet", NULL};
+    static const char *const allowed[] = {"resume", "ranks", "timeout", "seeds", "target",
+                                          "jobs",   "part",  "json",    "quiet", NULL};
     int code = comparing_refuse_settings(c, &comparison, allowed, "--seeds may grow, --jobs, --part and --target change");
     if (!code) code = flags_read(c, flags, NULL, NULL);
     if (code) return code;
@@ -121,7 +123,7 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-static int run(cli *c)
+static int lead(cli *c, abar_comm *comm)
 {
     comparing_flags flags = {0};
     abar_compare *compare = NULL;
@@ -133,7 +135,8 @@ static int run(cli *c)
     int code = flags_resume(c, &folder);
     if (!code) code = flags_out(c);
     if (!code) code = folder ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
-    if (!code) code = comparing_set_jobs(c, &flags, &jobs);
+    if (!code) code = comparing_set_jobs(c, &flags, comm, &jobs);
+    if (!code) code = comparing_set_ranks(c, compare, comm);
     if (!code) code = comparing_set_part(c, &flags, compare);
     if (!code) code = set_target(c, &flags, compare);
     if (!code) {
@@ -144,6 +147,9 @@ static int run(cli *c)
     if (code && flags.own_folder) folder_unclaim(flags.out);
     return code;
 }
+
+static int run_rank(cli *c, abar_comm *comm) { return comparing_on_ranks(c, comm, lead); }
+static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 
 const command command_compare = {
     .name = "compare",

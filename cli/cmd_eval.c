@@ -1,5 +1,5 @@
 /* abar eval: test (or validation) loss and accuracy of weights on disk, abar's or PyTorch's; optionally their logits. */
-#include "cli.h"
+#include "ranks.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -9,6 +9,8 @@ typedef struct eval_flags {
     char checkpoint[ABAR_OPTION_TEXT_MAX], logits[ABAR_OPTION_TEXT_MAX];
     int64_t split;
     bool json;
+    int64_t ranks;
+    double timeout;
 } eval_flags;
 
 enum { SPLIT_TEST, SPLIT_VALIDATION };
@@ -22,6 +24,7 @@ static const abar_option own[] = {
      "part of the data set; validation: what the run held out by --validation"},
     {"logits", ABAR_OPTION_TEXT, AT(logits), "", 0, 0, NULL,
      "write the first N of these images (or windows of a text) with labels and logits to FILE, a safetensors file"},
+    RANKS_ROWS(AT(ranks), AT(timeout)),
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
@@ -113,21 +116,35 @@ static void print_evaluation(const abar_setup *setup, const char *weights, const
     json_finish(&j);
 }
 
-static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
-{
+/* Where weights are, and where logits go. */
+typedef struct places {
     char weights[2 * ABAR_OPTION_TEXT_MAX];
-    int64_t count = 0;
-    const char *path = NULL;
-    int code = flags->logits[0] ? parse_logits(c, flags->logits, &count, &path) : EXIT_SUCCESS;
-    if (!code && path) code = check_logits(c, path);
-    if (!code) code = folder_weights(c, flags->checkpoint, weights, sizeof weights);
-    if (code) return code;
+    int64_t count; /* of logits; path NULL: none */
+    const char *path;
+} places;
+
+static int find_places(cli *c, const eval_flags *flags, places *p)
+{
+    int code = flags->logits[0] ? parse_logits(c, flags->logits, &p->count, &p->path) : EXIT_SUCCESS;
+    if (!code && p->path) code = check_logits(c, p->path);
+    return code ? code : folder_weights(c, flags->checkpoint, p->weights, sizeof p->weights);
+}
+
+/* Rank 0 alone writes logits. */
+static int evaluate(cli *c, abar_comm *comm, const abar_setup *setup, const eval_flags *flags, const places *p)
+{
+    const bool first = abar_comm_rank(comm) == 0;
     abar_evaluation result = {.size = sizeof result};
-    abar_status status = abar_evaluate(c->ctx, setup, weights, &result);
-    if (status >= 0 && path) status = abar_evaluate_logits(c->ctx, setup, weights, count, path);
+    abar_status status = abar_evaluate_on(c->ctx, comm, setup, p->weights, &result);
+    if (status == ABAR_E_PEER) {
+        const int code = cli_fail_status(c, status);
+        ranks_tell_for_first(c, comm);
+        return code;
+    }
+    if (status >= 0 && p->path && first) status = abar_evaluate_logits(c->ctx, setup, p->weights, p->count, p->path);
     if (status < 0) return cli_fail_status(c, status);
-    print_evaluation(setup, weights, &result, flags->json);
-    if (path && !flags->json) print_logits(setup, &result, count, path);
+    if (first) print_evaluation(setup, p->weights, &result, flags->json);
+    if (first && p->path && !flags->json) print_logits(setup, &result, p->count, p->path);
     return EXIT_SUCCESS;
 }
 
@@ -146,8 +163,9 @@ static int choose_split(const cli *c, abar_setup *setup, const eval_flags *flags
     return EXIT_SUCCESS;
 }
 
-static int run(cli *c)
+static int run_rank(cli *c, abar_comm *comm)
 {
+    places p = {0};
     eval_flags flags;
     abar_setup *setup = NULL;
     const char *checkpoint = flags_peek(c, "checkpoint");
@@ -156,10 +174,14 @@ static int run(cli *c)
         code = cli_fail(c, EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
     if (!code) code = choose_split(c, setup, &flags);
     if (!code) code = flags_check(c, setup);
-    if (!code) code = evaluate(c, setup, &flags);
+    if (!code) code = find_places(c, &flags, &p);
+    code = ranks_agree(c, comm, code);
+    if (!code) code = evaluate(c, comm, setup, &flags, &p);
     abar_setup_destroy(c->ctx, setup);
     return code;
 }
+
+static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 
 const command command_eval = {
     .name = "eval",

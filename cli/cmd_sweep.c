@@ -21,6 +21,7 @@ static const abar_option own[] = {
     {"seeds", ABAR_OPTION_INT, AT(seeds), "1", 1, ABAR_COMPARE_SEEDS_MAX, NULL,
      "runs of each value, with --seed, --seed + 1, ...; may grow with --resume"},
     COMPARING_JOBS,
+    COMPARING_RANKS,
     COMPARING_PART,
     COMPARING_OUT,
     COMPARING_RESUME("sweep"),
@@ -142,7 +143,7 @@ static const comparing sweep_words = {"sweep", "sweep.json", judge, announce, sa
 
 static int load(cli *c, comparing_flags *flags, const abar_compare_events *events, abar_compare **out)
 {
-    static const char *const allowed[] = {"resume", "seeds", "jobs", "part", "json", "quiet", NULL};
+    static const char *const allowed[] = {"resume", "ranks", "timeout", "seeds", "jobs", "part", "json", "quiet", NULL};
     int code = comparing_refuse_settings(c, &sweep_words, allowed, "--seeds may grow, --jobs and --part change");
     if (!code) code = flags_read(c, flags, NULL, NULL);
     if (code) return code;
@@ -177,7 +178,7 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-static int run(cli *c)
+static int lead(cli *c, abar_comm *comm)
 {
     comparing_flags flags = {0};
     abar_compare *sweep = NULL;
@@ -189,7 +190,8 @@ static int run(cli *c)
     int code = flags_resume(c, &folder);
     if (!code) code = flags_out(c);
     if (!code) code = folder ? load(c, &flags, &events, &sweep) : create(c, &flags, &events, &sweep);
-    if (!code) code = comparing_set_jobs(c, &flags, &jobs);
+    if (!code) code = comparing_set_jobs(c, &flags, comm, &jobs);
+    if (!code) code = comparing_set_ranks(c, sweep, comm);
     if (!code) code = comparing_set_part(c, &flags, sweep);
     if (!code) {
         abar_compare_jobs(sweep, jobs);
@@ -199,6 +201,9 @@ static int run(cli *c)
     if (code && flags.own_folder) folder_unclaim(flags.out);
     return code;
 }
+
+static int run_rank(cli *c, abar_comm *comm) { return comparing_on_ranks(c, comm, lead); }
+static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 
 const command command_sweep = {
     .name = "sweep",

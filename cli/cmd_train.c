@@ -2,6 +2,7 @@
 #include "gpus.h"
 #include "images.h"
 #include "progress.h"
+#include "ranks.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -24,12 +25,9 @@ static const abar_option own[] = {
      "continue the run in this folder, with its settings; --epochs and others may change, not --model, "
      "--data and --optim"},
     {"no-out", ABAR_OPTION_BOOL, AT(no_out), "false", 0, 0, NULL, "write nothing to disk"},
-    {"ranks", ABAR_OPTION_INT, AT(ranks), "1", 1, 256, NULL,
-     "processes of this machine that train together, each on its share of every batch; mpirun, srun and torchrun start "
-     "them elsewhere"},
+    RANKS_ROWS(AT(ranks), AT(timeout)),
     {"gpus", ABAR_OPTION_TEXT, AT(gpus), "", 0, 0, NULL,
      "GPUs of this machine, a number or all: a process on each, which train together as with --ranks"},
-    {"timeout", ABAR_OPTION_REAL, AT(timeout), "30", 0.001, 1e6, NULL, "seconds that a rank waits for the others"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
@@ -118,17 +116,6 @@ static void announce_sizes(const abar_train_config *train, FILE *out, int width)
              "test images have %" PRId64 " pixels a side, training images %" PRId64 ": --test-size %" PRId64
              " --test-resize %" PRId64 " makes them equal",
              train->test_size, train->size, train->size, train->size);
-    print_wrapped(out, 0, width, line);
-}
-
-static void announce_ranks(const abar_comm *comm, const abar_train_config *t, FILE *out, int width)
-{
-    char line[160];
-    const int ranks = abar_comm_size(comm);
-    const int64_t passes = t->accumulate > 1 ? t->accumulate : ranks;
-    if (ranks == 1) return;
-    snprintf(line, sizeof line, "%d ranks (%s), micro-batches of %" PRId64, ranks, abar_comm_transport(comm),
-             t->micro > 0 ? t->micro : t->batch / passes);
     print_wrapped(out, 0, width, line);
 }
 
@@ -269,13 +256,6 @@ static void say_stopped(const cli *c, const abar_setup *setup, const progress *p
 static abar_status run_trainer(void *trainer) { return abar_trainer_run(trainer); }
 static void stop_trainer(void *trainer) { abar_trainer_stop(trainer); }
 
-/* Rank 0 tells of failures. Where it is the one that is gone, the next one does. */
-static void tell_for_first(cli *c, abar_comm *comm)
-{
-    const char *name = abar_comm_name(comm, 0);
-    if (abar_comm_rank(comm) == 1 && strncmp(c->failure, name, strlen(name)) == 0) cli_fail_reported(0, "%s", c->failure);
-}
-
 static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_flags *flags)
 {
     progress watch;
@@ -288,14 +268,15 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     abar_trainer_events events = {.size = sizeof events, .progress = progress_update, .user = &watch};
     abar_status status = abar_trainer_create_on(c->ctx, comm, setup, flags->resume[0] != '\0', &events, &trainer);
     if (!first) c->rank_name = abar_comm_name(comm, abar_comm_rank(comm));
-    if (status >= 0 && out) announce_ranks(comm, &setup->train, out, progress_width(&watch));
+    const size_t state = status >= 0 && setup->train.zero ? abar_trainer_state_bytes(trainer) : 0;
+    if (status >= 0 && out) ranks_announce(comm, &setup->train, state, out, progress_width(&watch));
     if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
     if (status >= 0) status = stop_on_signal(&(stoppable){trainer, run_trainer, stop_trainer});
     progress_clear(&watch);
     c->progress = NULL;
 
     int code = status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
-    if (status == ABAR_E_PEER && !first) tell_for_first(c, comm);
+    if (status == ABAR_E_PEER && !first) ranks_tell_for_first(c, comm);
     if (status >= 0 && out) {
         if (status == ABAR_STOPPED)
             say_stopped(c, setup, &watch);
@@ -314,75 +295,41 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     return code;
 }
 
-/* Of --gpus one for each. */
-static int count_ranks(cli *c, const train_flags *flags, int *ranks)
+/* Of --gpus one for each; 0: as --ranks says. */
+static int count_ranks(cli *c, int *ranks)
 {
-    const char *device = flags_peek(c, "device");
-    if (!flags->gpus[0]) return EXIT_SUCCESS;
-    if (flags_peek(c, "ranks"))
-        return cli_fail(c, EXIT_USAGE, "--gpus %s: starts a rank on each GPU, leave --ranks out", flags->gpus);
+    const char *device = flags_peek(c, "device"), *gpus = flags_peek(c, "gpus");
+    *ranks = 0;
+    if (!gpus || !gpus[0]) return EXIT_SUCCESS;
+    if (flags_peek(c, "ranks")) return cli_fail(c, EXIT_USAGE, "--gpus %s: starts a rank on each GPU, leave --ranks out", gpus);
     if (device && strcmp(device, "cuda") != 0)
-        return cli_fail(c, EXIT_USAGE, "--gpus %s: and --device %s, leave one of them out", flags->gpus, device);
-    return gpus_count(c, flags->gpus, ranks);
-}
-
-/* Flags that must be known before the others are read. */
-static int open_ranks(cli *c, abar_comm **comm)
-{
-    static const char *const names[] = {"ranks", "timeout", "gpus"};
-    train_flags flags = {0};
-    abar_options_default(own, &flags);
-    for (int i = 0; i < 3; i++) {
-        const char *value = flags_peek(c, names[i]);
-        const abar_status status = value ? abar_options_set(c->ctx, own, &flags, names[i], value) : ABAR_OK;
-        if (status < 0) return cli_fail_usage(c, status);
-    }
-    int ranks = (int)flags.ranks;
-    const int code = count_ranks(c, &flags, &ranks);
-    if (code) return code;
-    const abar_comm_config config = {.size = sizeof config, .ranks = ranks > 1 ? ranks : 0, .timeout = flags.timeout};
-    const abar_status status = abar_comm_open(c->ctx, &config, comm);
-    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
-}
-
-/* All ranks go on, or none; rank 0 tells why. */
-static int agree(cli *c, abar_comm *comm, int code)
-{
-    const abar_status came = code == EXIT_USAGE ? ABAR_E_ARGUMENT : code ? ABAR_E_STATE : ABAR_OK;
-    const abar_status status = abar_ranks_agree(c->ctx, comm, came, c->failure ? c->failure : "");
-    return code || status >= 0 ? code : cli_fail_status(c, status);
+        return cli_fail(c, EXIT_USAGE, "--gpus %s: and --device %s, leave one of them out", gpus, device);
+    return gpus_count(c, gpus, ranks);
 }
 
 static int run_rank(cli *c, abar_comm *comm)
 {
-    char failure[CLI_ERROR_MAX] = "";
     train_flags flags = {0};
     abar_setup *setup = NULL;
     const char *folder;
-    if (abar_comm_rank(comm) > 0) c->failure = failure;
     int code = flags_resume(c, &folder);
     if (!code) code = folder ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, comm, &setup);
     if (!code && flags.gpus[0]) snprintf(setup->train.device, sizeof setup->train.device, "cuda");
-    code = agree(c, comm, code);
+    code = ranks_agree(c, comm, code);
     if (!code) {
         c->quiet = flags.quiet;
         code = train(c, comm, setup, &flags);
     }
     if (code && setup && flags.own_folder && abar_comm_rank(comm) == 0) folder_unclaim(setup->train.out);
     abar_setup_destroy(c->ctx, setup);
-    c->failure = NULL;
     return code;
 }
 
 static int run(cli *c)
 {
-    abar_comm *comm = NULL;
-    int code = open_ranks(c, &comm);
-    if (code) return code;
-    code = run_rank(c, comm);
-    c->rank_name = NULL;
-    abar_comm_close(comm);
-    return code;
+    int ranks;
+    const int code = count_ranks(c, &ranks);
+    return code ? code : ranks_run(c, ranks, run_rank);
 }
 
 const command command_train = {

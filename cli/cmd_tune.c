@@ -21,6 +21,7 @@ static const abar_option own[] = {
     {"seeds", ABAR_OPTION_INT, AT(seeds), "3", 1, ABAR_COMPARE_SEEDS_MAX, NULL,
      "runs of the chosen settings, with --seed + 1, ...; may grow with --resume"},
     COMPARING_JOBS,
+    COMPARING_RANKS,
     COMPARING_OUT,
     COMPARING_RESUME("tuning"),
     COMPARING_JSON,
@@ -134,7 +135,7 @@ static void say_stopped(const tuner *u, const comparing_flags *flags)
 
 static int load(cli *c, comparing_flags *flags, const abar_compare_events *events, abar_tune **out)
 {
-    static const char *const allowed[] = {"resume", "seeds", "jobs", "json", "quiet", NULL};
+    static const char *const allowed[] = {"resume", "ranks", "timeout", "seeds", "jobs", "json", "quiet", NULL};
     int code = comparing_refuse_settings(c, &tuning, allowed, "--seeds may grow and --jobs change");
     if (!code) code = flags_read(c, flags, NULL, NULL);
     if (code) return code;
@@ -205,7 +206,13 @@ static int tune_all(cli *c, tuner *u, const comparing_flags *flags)
     return status == ABAR_STOPPED ? stop_exit_code() : judge(u);
 }
 
-static int run(cli *c)
+static int set_ranks(const cli *c, abar_tune *tune, abar_comm *comm)
+{
+    const abar_status status = abar_tune_ranks(tune, comm);
+    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+}
+
+static int lead(cli *c, abar_comm *comm)
 {
     comparing_flags flags = {0};
     tuner u = {.w = {.c = c, .what = &tuning}};
@@ -216,7 +223,8 @@ static int run(cli *c)
     int code = flags_resume(c, &folder);
     if (!code) code = flags_out(c);
     if (!code) code = folder ? load(c, &flags, &events, &u.tune) : create(c, &flags, &events, &u.tune);
-    if (!code) code = comparing_set_jobs(c, &flags, &jobs);
+    if (!code) code = comparing_set_jobs(c, &flags, comm, &jobs);
+    if (!code) code = set_ranks(c, u.tune, comm);
     if (!code) {
         abar_tune_jobs(u.tune, jobs);
         code = tune_all(c, &u, &flags);
@@ -225,6 +233,9 @@ static int run(cli *c)
     if (code && flags.own_folder) folder_unclaim(flags.out);
     return code;
 }
+
+static int run_rank(cli *c, abar_comm *comm) { return comparing_on_ranks(c, comm, lead); }
+static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 
 const command command_tune = {
     .name = "tune",

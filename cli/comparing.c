@@ -2,6 +2,7 @@
 #include "comparing.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -244,7 +245,7 @@ static int say_failure(const cli *c, const abar_compare *compare, abar_status st
 /* ---- flags ------------------------------------------------------------------------------------------------------ */
 
 /* N or auto. */
-int comparing_set_jobs(const cli *c, const comparing_flags *flags, int *jobs)
+int comparing_set_jobs(const cli *c, const comparing_flags *flags, const abar_comm *comm, int *jobs)
 {
     char *end;
     const bool automatic = strcmp(flags->jobs, "auto") == 0;
@@ -252,8 +253,35 @@ int comparing_set_jobs(const cli *c, const comparing_flags *flags, int *jobs)
     if (!automatic && (*end || n < 1 || n > ABAR_COMPARE_JOBS_MAX))
         return cli_fail(c, EXIT_USAGE, "--jobs %s: not a number of trainings, give one from 1 to %d, or auto", flags->jobs,
                         ABAR_COMPARE_JOBS_MAX);
+    if (n > 1 && abar_comm_size(comm) > 1)
+        return cli_fail(c, EXIT_USAGE, "--jobs %s: several ranks train one run at a time, leave it out", flags->jobs);
     *jobs = (int)n;
     return EXIT_SUCCESS;
+}
+
+int comparing_set_ranks(const cli *c, abar_compare *compare, abar_comm *comm)
+{
+    const abar_status status = abar_compare_ranks(compare, comm);
+    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+}
+
+/* Signals are for rank 0, with which the others stop. */
+static int follow(cli *c, abar_comm *comm)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (int i = 0; i < 3; i++) signal(signals[i], SIG_IGN);
+    const abar_status status = abar_ranks_follow(c->ctx, comm);
+    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+}
+
+int comparing_on_ranks(cli *c, abar_comm *comm, int (*lead)(cli *c, abar_comm *comm))
+{
+    if (abar_comm_rank(comm) > 0) return follow(c, comm);
+    const int code = lead(c, comm);
+    /* After a failure of this rank alone the others may wait in a step: they end when this one leaves. */
+    const bool together = code == EXIT_SUCCESS || code == EXIT_SOME_FAILED || code > EXIT_SIGNAL;
+    if (together && abar_ranks_dismiss(comm) < 0) return code ? code : cli_fail_status(c, ABAR_E_PEER);
+    return code;
 }
 
 int comparing_set_part(const cli *c, const comparing_flags *flags, abar_compare *compare)

@@ -4,12 +4,15 @@
 
 #include "cli.h"
 #include "progress.h"
+#include "ranks.h"
 
 typedef struct comparing_flags {
     char optim[ABAR_OPTION_TEXT_MAX], out[ABAR_OPTION_TEXT_MAX], resume[ABAR_OPTION_TEXT_MAX], jobs[ABAR_OPTION_TEXT_MAX],
         target[ABAR_OPTION_TEXT_MAX], part[ABAR_OPTION_TEXT_MAX], over[ABAR_OPTION_TEXT_MAX];
     int64_t seeds, trials;
     bool one_at_a_time, json, quiet;
+    double timeout;
+    int64_t ranks;
     bool own_folder; /* not a flag: the folder was chosen here */
 } comparing_flags;
 
@@ -20,6 +23,7 @@ typedef struct comparing_flags {
             "trainings side by side on the device; auto: one on the CPU, on a GPU the " \
             "number that is fastest"                                                    \
     }
+#define COMPARING_RANKS RANKS_ROWS(offsetof(comparing_flags, ranks), offsetof(comparing_flags, timeout))
 #define COMPARING_OUT                                                            \
     {                                                                            \
         "out", ABAR_OPTION_TEXT, offsetof(comparing_flags, out), "", 0, 0, NULL, \
@@ -81,7 +85,10 @@ void comparing_describe(cli *c, const abar_setup *setup, char *line, size_t size
 void comparing_say_files(FILE *out, const char *dir, const char *const (*file)[2]);
 
 /* These return exit codes. */
-int comparing_set_jobs(const cli *c, const comparing_flags *flags, int *jobs);
+int comparing_set_jobs(const cli *c, const comparing_flags *flags, const abar_comm *comm, int *jobs);
+int comparing_set_ranks(const cli *c, abar_compare *compare, abar_comm *comm);
+/* Runs a command on all ranks, which carry out every training of it together: lead is rank 0's part. */
+int comparing_on_ranks(cli *c, abar_comm *comm, int (*lead)(cli *c, abar_comm *comm));
 int comparing_set_part(const cli *c, const comparing_flags *flags, abar_compare *compare);
 /* A resumed one keeps its settings: refuses flags that are not in allowed, and says which are. */
 int comparing_refuse_settings(const cli *c, const comparing *what, const char *const *allowed, const char *may);

@@ -43,7 +43,7 @@ static bool is_any(const char *word, const char *a, const char *b) { return strc
  * the whole work and write the same files. */
 static bool is_one_of_many(const cli *c, int *rank)
 {
-    static const char *const alone[] = {"compare", "sweep", "tune", "eval", "sample", "bench", "analyze", NULL};
+    static const char *const alone[] = {"sample", "analyze", NULL};
     static const char *const set[][2] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
                                          {"PMI_SIZE", "PMI_RANK"},
                                          {"WORLD_SIZE", "RANK"},

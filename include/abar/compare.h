@@ -140,6 +140,12 @@ abar_status abar_compare_set_data(abar_compare *compare, const abar_dataset *dat
  * number, by measurement, that fits in memory. The results do not depend on it. */
 void abar_compare_jobs(abar_compare *compare, int jobs);
 
+/* Every run is trained by all ranks of comm, one run at a time. This is rank 0; the others call abar_ranks_follow, and this one
+ * abar_ranks_dismiss in the end. Before the first run, for every method: settings that follow from the number of ranks. Refuses
+ * a comparison that was begun on one rank without micro, methods that ranks cannot train, and networks and data of the
+ * program's own. */
+abar_status abar_compare_ranks(abar_compare *compare, abar_comm *comm);
+
 /* Limits abar_compare_run_all to a part of the runs, from 1 to parts: every parts-th, so that parts cost alike. Parts made on
  * several machines join when their folders are copied into one: a run has ended if its folder has a report. */
 abar_status abar_compare_part(abar_compare *compare, int part, int parts);

@@ -64,6 +64,7 @@ typedef struct abar_train_config {
     int64_t micro;
     int64_t reduce;         /* abar_reduce_kind: how several ranks are joined */
     int64_t check_replicas; /* steps between comparisons of the ranks' state; 0: before it is saved only */
+    int64_t zero;           /* 1: ranks divide the optimizer's state and updates; 0: each has all */
     int64_t transport;      /* abar_transport_kind: how ranks on cuda exchange */
 } abar_train_config;
 
@@ -176,6 +177,9 @@ abar_status abar_trainer_create_on(abar_context *ctx, abar_comm *comm, const aba
 /* All ranks: what each has come to. Where one has failed all do; the others with its text, or, where that is NULL, the last
  * error of its context. */
 abar_status abar_ranks_agree(abar_context *ctx, abar_comm *comm, abar_status status, const char *text);
+/* Ranks 1, 2, ...: train what rank 0's comparisons train (abar_compare_ranks), until rank 0 dismisses them. */
+abar_status abar_ranks_follow(abar_context *ctx, abar_comm *comm);
+abar_status abar_ranks_dismiss(abar_comm *comm);
 /* The setup of the run in a folder. Its out is dir. */
 abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out);
 /* The setup stored in a checkpoint, or in the export of a text model. Its out is "". */
@@ -220,6 +224,7 @@ abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_p
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 /* The net that is trained. Of a rule that averages (abar_rule) it has the weights that gradients are taken at; the exports have
  * those that are tested. */
+size_t abar_trainer_state_bytes(const abar_trainer *trainer); /* of the optimizer, on this rank */
 abar_net *abar_trainer_net(abar_trainer *trainer);
 
 /* Test loss and accuracy of weights from a safetensors file: an export or checkpoint of abar, or a file of PyTorch's. With
@@ -233,6 +238,9 @@ typedef struct abar_evaluation {
     double perplexity, bits; /* text: exp(loss), and bits per character (or byte); else 0 */
 } abar_evaluation;
 abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char *weights, abar_evaluation *out);
+/* All ranks of comm: each reads the weights and tests its share of the batches. All have the result. */
+abar_status abar_evaluate_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, const char *weights,
+                             abar_evaluation *out);
 /* Writes a safetensors file with the logits of the first n test samples: tensors "images", "labels" and "logits"; for the first
  * n test windows of a text "tokens", "labels" and "logits". */
 abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, const char *weights, int64_t n, const char *path);
@@ -271,6 +279,11 @@ typedef struct abar_bench_result {
     size_t peak_bytes;
     char device[128];               /* abar_device_describe */
     double copy_rate, product_rate; /* the device's best bytes and flops per second; with profile, on a queued device */
+    /* Several ranks: */
+    int64_t ranks;
+    double ms_exchange, ms_waiting; /* what a step spends in exchanges, mean of the ranks; of it, waiting for the slowest one */
+    double bytes_per_step;          /* that this rank sends, mean */
+    double ms_alone, samples_per_second_alone; /* of one rank that makes the whole batch; of rank 0 */
 } abar_bench_result;
 
 typedef enum abar_bench_phase {
@@ -301,6 +314,9 @@ typedef struct abar_bench_row {
 typedef struct abar_bench abar_bench;
 abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
                            abar_bench_result *result, abar_bench **out);
+/* All ranks of comm: each step as in training. After the timed steps rank 0 makes as many alone, and the others wait. */
+abar_status abar_bench_run_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, const abar_bench_config *config,
+                              abar_bench_result *result, abar_bench **out);
 const abar_net *abar_bench_net(const abar_bench *bench);
 int abar_bench_row_count(const abar_bench *bench); /* 0: not profiled */
 const abar_bench_row *abar_bench_row_at(const abar_bench *bench, int i);

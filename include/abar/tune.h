@@ -44,7 +44,8 @@ abar_status abar_tune_create(abar_context *ctx, const abar_tune_config *config, 
 abar_status abar_tune_load(abar_context *ctx, const char *dir, int64_t seeds, const abar_compare_events *events,
                            abar_tune **out);
 void abar_tune_destroy(abar_tune *tune);
-void abar_tune_jobs(abar_tune *tune, int jobs); /* as abar_compare_jobs */
+void abar_tune_jobs(abar_tune *tune, int jobs);                /* as abar_compare_jobs */
+abar_status abar_tune_ranks(abar_tune *tune, abar_comm *comm); /* as abar_compare_ranks */
 
 /* Carries out what is left. Events are those of the rounds and the final comparison, with news between them. Trials that fail
  * do not go on. Status as of abar_compare_run_all. */

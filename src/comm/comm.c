@@ -1,4 +1,5 @@
 /* The ranks' common part: opening, checks of calls, and the collectives, each made of a transport's exchanges. */
+#include "base/clock.h"
 #include "comm/comm_impl.h"
 #include "comm/launch.h"
 #include "comm/mpi.h"
@@ -216,6 +217,7 @@ const char *abar_comm_name(const abar_comm *comm, int rank)
 }
 const char *abar_comm_transport(const abar_comm *comm) { return comm ? comm->ops->name : "self"; }
 uint64_t abar__comm_sent(const abar_comm *c) { return c ? c->sent : 0; }
+double abar__comm_seconds(const abar_comm *c) { return c ? c->seconds : 0.0; }
 
 /* ---- collectives ----------------------------------------------------------------------------------------------------- */
 
@@ -230,7 +232,10 @@ static abar_status run(abar_comm *c, const void *const *send, const size_t *send
                        const size_t *recv_bytes)
 {
     if (c->failed) return abar__fail(c->ctx, ABAR_E_PEER, "%s", c->failure);
-    ABAR_TRY(c->ops->exchange(c, send, send_bytes, recv, recv_bytes));
+    const double began = abar__seconds();
+    const abar_status status = c->ops->exchange(c, send, send_bytes, recv, recv_bytes);
+    c->seconds += abar__seconds() - began;
+    ABAR_TRY(status);
     for (int r = 0; r < c->size; r++) c->sent += r == c->rank ? 0 : send_bytes[r];
     return ABAR_OK;
 }
@@ -323,6 +328,18 @@ abar_status abar__comm_gather(abar_comm *c, const void *own, size_t bytes, void 
         if (r == rank) continue;
         c->send[r] = place, c->send_bytes[r] = bytes;
         c->recv[r] = (uint8_t *)all + (size_t)r * bytes, c->recv_bytes[r] = bytes;
+    }
+    return abar__comm_exchange_scratch(c);
+}
+
+abar_status abar__comm_gather_parts(abar_comm *c, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes)
+{
+    if (!c) return ABAR_OK;
+    abar__comm_clear(c);
+    for (int r = 0; r < c->size; r++) {
+        if (r == c->rank) continue;
+        c->send[r] = own, c->send_bytes[r] = bytes;
+        c->recv[r] = recv[r], c->recv_bytes[r] = recv_bytes[r];
     }
     return abar__comm_exchange_scratch(c);
 }

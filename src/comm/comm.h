@@ -13,6 +13,8 @@ abar_status abar__comm_barrier(abar_comm *c);
 abar_status abar__comm_broadcast(abar_comm *c, int root, void *data, size_t bytes);
 /* all: (n, bytes), the parts of all ranks in their order; own may be its place there. */
 abar_status abar__comm_gather(abar_comm *c, const void *own, size_t bytes, void *all);
+/* The same of parts of any size: own's bytes to all others, recv_bytes[r] from each other rank r to recv[r]. */
+abar_status abar__comm_gather_parts(abar_comm *c, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes);
 /* Sends send_bytes[r] bytes to each rank r and receives recv_bytes[r] from it; n pointers each. What a rank sends to itself is
  * copied. */
 abar_status abar__comm_exchange(abar_comm *c, const void *const *send, const size_t *send_bytes, void *const *recv,
@@ -20,7 +22,8 @@ abar_status abar__comm_exchange(abar_comm *c, const void *const *send, const siz
 /* Sums in place over the ranks, in whatever order is fastest; the result is the same on all ranks. */
 abar_status abar__comm_sum_floats(abar_comm *c, float *data, int64_t n);
 abar_status abar__comm_sum_doubles(abar_comm *c, double *data, int64_t n);
-uint64_t abar__comm_sent(const abar_comm *c); /* bytes that this rank has sent to others so far */
+uint64_t abar__comm_sent(const abar_comm *c);  /* bytes that this rank has sent to others so far */
+double abar__comm_seconds(const abar_comm *c); /* that it has spent in exchanges so far, waiting included */
 
 /* ---- sums in a fixed order (tree.c) ----------------------------------------------------------------------------------
  *

@@ -29,6 +29,7 @@ struct abar_comm {
     int rank, size, local;
     double timeout; /* seconds */
     uint64_t sent;
+    double seconds; /* spent in exchanges */
     bool failed;
     char failure[ABAR_COMM_FAILURE];
     char (*names)[ABAR_COMM_NAME]; /* (size) */

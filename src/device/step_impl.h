@@ -248,6 +248,17 @@ typedef struct abar__update_pass {
 
 #define ABAR_PASSES_MAX 11
 
+/* Several ranks that make the same step, and may divide what each of them would do otherwise. */
+typedef struct abar__owners {
+    int rank, ranks;
+    void *comm;
+    /* All ranks: own goes to all others, and recv[r] gets recv_bytes[r] from each other rank r. */
+    abar_status (*gather)(void *comm, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes);
+    /* All ranks: send[r] goes to rank r, recv[r] comes from it. */
+    abar_status (*exchange)(void *comm, const void *const *send, const size_t *send_bytes, void *const *recv,
+                            const size_t *recv_bytes);
+} abar__owners;
+
 /* A gradient that is part of a ring's rows. */
 typedef struct abar__ring_piece {
     void *grad;
@@ -367,6 +378,8 @@ typedef struct abar__step_ops {
     abar_status (*pull)(abar_device *dev, abar__compiled_step *s, abar__step_state *state, abar__map_state *maps);
     abar_status (*push)(abar_device *dev, abar__compiled_step *s, const abar__step_state *state, const abar__map_state *maps);
     void (*times)(const abar__compiled_step *s, double *refresh, double *apply); /* seconds so far; NaN: not measured */
+    /* Between steps: ranks divide the refreshes of dense maps from now on; ranks 1: no longer. NULL: every rank makes all. */
+    abar_status (*share)(abar_device *dev, abar__compiled_step *s, const abar__owners *owners);
 } abar__step_ops;
 
 #endif

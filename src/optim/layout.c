@@ -60,7 +60,7 @@ static void lay_out_blocks(abar_optim *o, int i)
 {
     const abar__chain *chain = &o->chains[i];
     const abar__update_item *item = &o->items[i];
-    if (!chain->orthogonalise || !item->grad) return;
+    if (!chain->orthogonalise || !item->grad || !abar__zero_owns(o, i)) return;
     const int64_t rows = o->params[i].value.dim[0], columns = item->count / rows, each = chain->block_rows;
     for (int64_t row = 0; row < rows; row += each) {
         abar__update_item *plain = &o->updates[o->n_updates++];
@@ -82,7 +82,7 @@ static void lay_out_blocks(abar_optim *o, int i)
 static void lay_out_tensors(abar_optim *o, int i)
 {
     const abar__chain *chain = &o->chains[i];
-    if (chain->cut.order == 0 || !o->items[i].grad) return;
+    if (chain->cut.order == 0 || !o->items[i].grad || !abar__zero_owns(o, i)) return;
     abar__update_item *plain = &o->updates[o->n_updates++];
     *plain = o->items[i];
     plain->kind = ABAR_UPDATE_PLAIN;
@@ -96,6 +96,15 @@ static void lay_out_whole(abar_optim *o, int i)
     if (!o->two_passes || !o->items[i].grad) return;
     o->updates[o->n_updates] = o->items[i];
     o->updates[o->n_updates++].kind = ABAR_UPDATE_PLAIN;
+}
+
+static bool owns_map(const abar_optim *o, int m) { return o->owners[m].weight < 0 || abar__zero_owns(o, o->owners[m].weight); }
+
+/* Maps that another rank updates are preconditioned here, too: no pass has them. */
+static void lay_out_others(abar_optim *o)
+{
+    for (int m = 0; m < o->n_maps; m++)
+        for (int kind = 0; kind < ABAR_UPDATE_KINDS && !owns_map(o, m); kind++) lay_out_map(o, m, (abar__update_kind)kind);
 }
 
 /* Weight decay is in the gradients that the passes get. */
@@ -115,9 +124,10 @@ void abar__optim_lay_out(abar_optim *o)
         if (o->items[i].grad) o->active[o->n_active++] = o->items[i];
     for (int kind = 0; kind < ABAR_UPDATE_KINDS; kind++) {
         const int first = o->n_updates;
-        for (int m = 0; m < o->n_maps; m++) lay_out_map(o, m, (abar__update_kind)kind);
+        for (int m = 0; m < o->n_maps; m++)
+            if (owns_map(o, m)) lay_out_map(o, m, (abar__update_kind)kind);
         for (int i = 0; i < o->n; i++)
-            if (o->items[i].grad && !o->mapped[i] && o->items[i].kind == (abar__update_kind)kind)
+            if (o->items[i].grad && !o->mapped[i] && o->items[i].kind == (abar__update_kind)kind && abar__zero_owns(o, i))
                 o->updates[o->n_updates++] = o->items[i];
         add_pass(o, ABAR_PASS_UPDATE, (abar__update_kind)kind, first, o->n_updates);
     }
@@ -127,9 +137,11 @@ void abar__optim_lay_out(abar_optim *o)
     for (int i = 0; i < o->n; i++) lay_out_whole(o, i);
     add_pass(o, ABAR_PASS_ORTHOGONALISE, ABAR_UPDATE_PLAIN, 0, o->n_blocks);
     add_pass(o, ABAR_PASS_BLOCKS, ABAR_UPDATE_PLAIN, 0, o->n_tensors);
+    const int end = o->n_updates;
+    lay_out_others(o);
     bool hyperball = false; /* then it is that of all blocks */
     for (int i = 0; i < o->n; i++) hyperball = hyperball || o->chains[i].hyperball;
-    add_pass(o, hyperball ? ABAR_PASS_HYPERBALL : ABAR_PASS_UPDATE, ABAR_UPDATE_PLAIN, first, o->n_updates);
+    add_pass(o, hyperball ? ABAR_PASS_HYPERBALL : ABAR_PASS_UPDATE, ABAR_UPDATE_PLAIN, first, end);
     abar__optim_lay_out_extra(o);
     if (o->scalars.inside) decay_no_more(o);
     abar__optim_lay_out_rings(o);

@@ -122,6 +122,17 @@ static abar_status copy_params(abar_optim *o, const abar_optim_param *params)
     return ABAR_OK;
 }
 
+size_t abar__optim_slot_bytes(const abar_optim *o, int i, int k)
+{
+    return slot_bytes(o->dev, abar__optim_state_count(o, i, k));
+}
+
+/* Elements of state k of parameter i that this rank keeps. */
+static int64_t own_count(const abar_optim *o, int i, int k)
+{
+    return abar__zero_owns(o, i) ? abar__optim_state_count(o, i, k) : 0;
+}
+
 static abar_status make_state(abar_optim *o, void *const *shadows)
 {
     abar_device *dev = o->dev;
@@ -140,10 +151,10 @@ static abar_status make_state(abar_optim *o, void *const *shadows)
     }
     for (int k = 0; k < ABAR_PARAM_STATES; k++) {
         size_t offset = 0;
-        for (int i = 0; i < o->n; i++) o->state_bytes[k] += slot_bytes(dev, abar__optim_state_count(o, i, k));
+        for (int i = 0; i < o->n; i++) o->state_bytes[k] += slot_bytes(dev, own_count(o, i, k));
         ABAR_TRY(abar_device_alloc(dev, o->state_bytes[k], &o->state[k]));
         for (int i = 0; i < o->n; i++) {
-            const int64_t count = abar__optim_state_count(o, i, k);
+            const int64_t count = own_count(o, i, k);
             if (count > 0) o->states[i][k] = (char *)o->state[k] + offset;
             if (k < ABAR_ITEM_STATES && o->chains[i].cut.order == 0) o->items[i].state[k] = o->states[i][k];
             offset += slot_bytes(dev, count);
@@ -199,6 +210,9 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
         ABAR_TRY(find_owner(o, &layers[o->curvature->maps[m].layer], &o->owners[m]));
         o->mapped[o->owners[m].weight] = true;
         if (o->owners[m].bias >= 0) o->mapped[o->owners[m].bias] = true;
+        if (o->owners[m].bias >= 0 && abar__zero_owns(o, o->owners[m].bias) != abar__zero_owns(o, o->owners[m].weight))
+            return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--zero 1: %s and %s are one map of two modules, use --zero 0",
+                              o->params[o->owners[m].weight].name, o->params[o->owners[m].bias].name);
     }
     ABAR_TRY(abar__optim_make_rings(o));
     abar__optim_lay_out(o);
@@ -307,8 +321,9 @@ abar_status abar__optim_begin(abar_device *dev, const abar_optim_config *c, abar
     return ABAR_OK;
 }
 
-static abar_status make(abar_optim *o, const abar_optim_config *config)
+static abar_status make(abar_optim *o, const abar_optim_config *config, const abar__owners *ranks)
 {
+    if (ranks && ranks->ranks > 1) ABAR_TRY(abar__zero_make(o, ranks));
     ABAR_TRY(make_state(o, config->shadows));
     ABAR_TRY(abar__optim_make_extra(o, config));
     ABAR_TRY(make_curvature(o, config));
@@ -316,7 +331,8 @@ static abar_status make(abar_optim *o, const abar_optim_config *config)
     return abar__optim_make_step(o);
 }
 
-static abar_status create(abar_device *dev, const abar_optim_config *config, bool plan_only, abar_optim **out)
+static abar_status create(abar_device *dev, const abar_optim_config *config, const abar__owners *ranks, bool plan_only,
+                          abar_optim **out)
 {
     *out = NULL;
     abar_optim_config c;
@@ -324,7 +340,7 @@ static abar_status create(abar_device *dev, const abar_optim_config *config, boo
     ABAR_TRY(abar__optim_read_config(dev, config, &c));
     ABAR_TRY(abar__optim_begin(dev, &c, &made));
     made->plan_only = plan_only;
-    abar_status status = make(made, &c);
+    abar_status status = make(made, &c, ranks);
     if (status < 0) {
         abar_optim_destroy(made);
         return status;
@@ -335,12 +351,18 @@ static abar_status create(abar_device *dev, const abar_optim_config *config, boo
 
 abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out)
 {
-    return dev && out ? create(dev, config, false, out) : ABAR_E_ARGUMENT;
+    return dev && out ? create(dev, config, NULL, false, out) : ABAR_E_ARGUMENT;
+}
+
+abar_status abar__optim_create_on(abar_device *dev, const abar_optim_config *config, const abar__owners *ranks,
+                                  abar_optim **out)
+{
+    return create(dev, config, ranks, false, out);
 }
 
 abar_status abar__optim_imagine(abar_device *dev, const abar_optim_config *config, abar_optim **out)
 {
-    return create(dev, config, true, out);
+    return create(dev, config, NULL, true, out);
 }
 
 void abar_optim_destroy(abar_optim *o)
@@ -349,6 +371,7 @@ void abar_optim_destroy(abar_optim *o)
     abar_context *ctx = o->dev->ctx;
     abar__optim_free_step(o);
     abar__optim_free_extra(o);
+    abar__zero_free(o);
     for (int k = 0; k < ABAR_PARAM_STATES; k++) abar_device_free(o->dev, o->state[k], o->state_bytes[k]);
     abar__free(ctx, o->views, (size_t)o->n * sizeof *o->views);
     abar__free(ctx, o->chains, (size_t)o->n * sizeof *o->chains);
@@ -430,11 +453,12 @@ abar_status abar_optim_average(abar_optim *o)
 {
     if (!o->scalars.schedule_free) return ABAR_OK;
     for (int i = 0; i < o->n; i++) { /* those without a gradient, too */
+        if (!abar__zero_owns(o, i)) continue;
         const abar__update_item *item = &o->items[i];
         ABAR_TRY(o->dev->ops->step->shift(o->dev, item->count, item->weight, item->state[0], 1.0 - 1.0 / o->scalars.beta1,
                                           item->shadow));
     }
-    return ABAR_OK;
+    return abar__zero_gather_weights(o);
 }
 
 /* ---- curvature ------------------------------------------------------------------------------------------------------ */
@@ -547,7 +571,7 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
             if (count == 0 && !like_param) continue; /* its blocks have no such matrices */
             abar_tensor t = o->params[i].value;      /* in its order */
             if (!like_param) t = abar_tensor_wrap(o->dev, NULL, t.dtype, 1, &count);
-            t.data = o->states[i][k];
+            t.data = o->zero ? abar__zero_whole(o, i, k) : o->states[i][k];
             snprintf(label, o->label_bytes, "%s.%s", abar__optim_state_name(o, i, k), o->params[i].name);
             abar_status status = visit(user, label, &t);
             if (status != ABAR_OK) return status;
@@ -630,7 +654,7 @@ size_t abar__optim_rule_bytes(const abar_optim *o)
 size_t abar_optim_bytes(const abar_optim *o)
 {
     return book_bytes(o) + o->text_bytes + allocated_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
-           abar__optim_step_bytes(o) + abar__optim_extra_bytes(o);
+           abar__optim_step_bytes(o) + abar__optim_extra_bytes(o) + abar__zero_bytes(o);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)

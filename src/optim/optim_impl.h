@@ -110,6 +110,8 @@ typedef struct abar__owner {
     int weight, bias;
 } abar__owner;
 
+typedef struct abar__zero abar__zero; /* zero.c */
+
 struct abar_optim {
     abar_device *dev;
     const abar__rule_ops *rule;
@@ -164,7 +166,9 @@ struct abar_optim {
     abar_phase_times times;             /* of abar_optim_times */
     abar_step_note note;                /* of abar_optim_note */
     /* the device's step (step.c) */
+    abar__zero *zero; /* state and updates are divided among ranks; NULL: they are not */
     abar__compiled_step *step;
+    abar__owners ranks;          /* ranks that divide refreshes; ranks 0: there is one */
     abar__step_state step_state; /* as it was when it was last asked */
     double *to_mean;             /* (n_maps, 3) */
     abar__map_state *map_states;
@@ -214,6 +218,28 @@ const char *abar__optim_state_name(const abar_optim *o, int i, int k);
 bool abar__optim_is_like_param(const abar_optim *o, int i, int k); /* else it is a vector */
 
 abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out);
+/* zero.c: states and updates that ranks divide. Where o->zero is NULL this optimizer has all. */
+abar_status abar__zero_make(abar_optim *o, const abar__owners *ranks); /* chains are known, states are not made */
+void abar__zero_free(abar_optim *o);
+size_t abar__zero_bytes(const abar_optim *o);
+bool abar__zero_owns(const abar_optim *o, int i);
+abar_status abar__zero_begin_step(abar_optim *o);
+abar_status abar__zero_end_step(abar_optim *o);       /* all ranks then have all weights, unless the step was skipped */
+abar_status abar__zero_gather_weights(abar_optim *o); /* likewise, at any time */
+/* Rank 0 gets memory for the state of all parameters, which abar_optim_visit then shows; on the others, and while it is closed,
+ * tensors of state have no address there. */
+abar_status abar__zero_open(abar_optim *o);
+void abar__zero_close(abar_optim *o);
+void *abar__zero_whole(const abar_optim *o, int i, int k); /* NULL: not open */
+/* All ranks, open on rank 0: it collects the state of all, or gives each its own. */
+abar_status abar__zero_move(abar_optim *o, bool collects);
+
+/* Bytes that state k of parameter i takes in its block of memory. */
+size_t abar__optim_slot_bytes(const abar_optim *o, int i, int k);
+/* As abar_optim_create, as one of several ranks that divide states and updates; ranks NULL: it has all. */
+abar_status abar__optim_create_on(abar_device *dev, const abar_optim_config *config, const abar__owners *ranks,
+                                  abar_optim **out);
+
 /* layout.c */
 void abar__optim_lay_out(abar_optim *o); /* active, updates, blocks and passes anew, after a parameter moved */
 
@@ -229,6 +255,8 @@ size_t abar__optim_rule_bytes(const abar_optim *o); /* of the rule's state, with
 
 /* step.c */
 abar_status abar__optim_make_step(abar_optim *o);
+/* Ranks divide what they can of the following steps; one rank: it makes all. */
+abar_status abar__optim_divide(abar_optim *o, const abar__owners *owners);
 /* ABAR_E_STATE where a step waits for its second pass. what: cannot be done then. */
 abar_status abar__optim_check_pass(const abar_optim *o, const char *what);
 void abar__optim_free_step(abar_optim *o);

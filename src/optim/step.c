@@ -51,6 +51,10 @@ static abar_status compile(abar_optim *o)
     const abar__step_desc desc = describe(o, plans);
     abar_status status = ops_of(o)->create(o->dev, &desc, &o->step);
     abar__free(ctx, plans, bytes);
+    if (status == ABAR_OK && o->ranks.ranks > 1) {
+        status = ops_of(o)->share(o->dev, o->step, &o->ranks);
+        if (status < 0) ops_of(o)->destroy(o->dev, o->step);
+    }
     if (status == ABAR_OK && o->curvature) o->curvature->scratch = ops_of(o)->workspace(o->step);
     if (status == ABAR_OK) o->rates_first = o->rates_end = o->k; /* a new step knows none */
     return status;
@@ -64,6 +68,13 @@ abar_status abar__optim_make_step(abar_optim *o)
     o->step_state.kl_scale = 1.0;
     ABAR_TRY(compile(o));
     return abar__optim_push(o);
+}
+
+abar_status abar__optim_divide(abar_optim *o, const abar__owners *owners)
+{
+    if (!ops_of(o)->share) return ABAR_OK;
+    o->ranks = *owners;
+    return ops_of(o)->share(o->dev, o->step, owners);
 }
 
 void abar__optim_free_step(abar_optim *o)
@@ -188,9 +199,11 @@ abar_status abar__optim_check_pass(const abar_optim *o, const char *what)
 static abar_status enqueue(abar_optim *o, const abar_step_config *c)
 {
     ABAR_TRY(abar__optim_check_extra(o));
+    ABAR_TRY(abar__zero_begin_step(o));
     ABAR_TRY(run_stages(o, c));
     if (o->two_passes) o->awaits = o->curvature->second = *ops_of(o)->skipped(o->step) == 0;
     advance(o);
+    ABAR_TRY(abar__zero_end_step(o));
     return o->curvature && o->curvature->measure ? read_measures(o) : ABAR_OK;
 }
 

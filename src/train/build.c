@@ -1,5 +1,6 @@
 /* From settings to things: the data set, the device, the net with its loss, the optimizer with its decays, the loaders. */
 #include "data/data_impl.h"
+#include "optim/optim_impl.h"
 #include "train/train_impl.h"
 
 #include <stdlib.h>
@@ -378,13 +379,19 @@ abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_d
 abar_status abar__optim_build_with(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                                    const abar_net *extra, abar_optim **out)
 {
+    return abar__optim_build_on(ctx, setup, dev, net, extra, NULL, out);
+}
+
+abar_status abar__optim_build_on(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                 const abar_net *extra, const abar__owners *ranks, abar_optim **out)
+{
     abar_optim_config config;
     void *memory;
     size_t bytes;
     ABAR_TRY(abar__optim_check(ctx, setup, dev, net));
     ABAR_TRY(tell_split(ctx, setup, net));
     ABAR_TRY(describe_optimizer(ctx, setup, net, extra, &config, &memory, &bytes));
-    abar_status status = abar_optim_create(dev, &config, out);
+    abar_status status = abar__optim_create_on(dev, &config, ranks, out);
     abar__free(ctx, memory, bytes);
     return status;
 }

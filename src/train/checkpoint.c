@@ -303,6 +303,7 @@ abar_status abar__checkpoint_load(abar_trainer *t)
     ABAR_TRY(abar__safetensors_open(t->ctx, path, &c.file));
     abar_status status = check_setup(t, &c);
     if (status == ABAR_OK) status = load_place(t, &c);
+    if (status == ABAR_OK) status = abar__ranks_hold(t);
     if (status == ABAR_OK) status = load_tensors(t, &c);
     abar__safetensors_close(c.file);
     return status;
@@ -373,6 +374,7 @@ abar_status abar__checkpoint_save(abar_trainer *t)
 {
     char path[ABAR_RUN_PATH_MAX];
     carrier c = {.ctx = t->ctx, .path = path};
+    if (t->saves) ABAR_TRY(abar__ranks_collect(t));
     if (!t->setup->train.out[0]) return ABAR_OK;
     ABAR_TRY(abar__jsonl_flush(t->log));
     ABAR_TRY(abar__tfevents_flush(t->scalars));
@@ -382,6 +384,7 @@ abar_status abar__checkpoint_save(abar_trainer *t)
     ABAR_TRY(abar__safetensors_writer_create(t->ctx, &c.writer));
     abar_status status = save_all(t, &c);
     abar__safetensors_writer_destroy(c.writer);
+    abar__ranks_let_go(t);
     return status;
 }
 

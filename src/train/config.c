@@ -24,6 +24,8 @@ static const abar_option train_options[] = {
      "--accumulate says, with several ranks batch / ranks"},
     {"reduce", ABAR_OPTION_CHOICE, AT(reduce), "fixed", 0, 0, "fixed|fast",
      "order of sums over ranks: fixed, with the same bits on any number of them, or the transport's fastest"},
+    {"zero", ABAR_OPTION_INT, AT(zero), "0", 0, 1, NULL,
+     "1: each of several ranks keeps the optimizer's state of a part of the parameters, and updates these; 0: of all"},
     {"transport", ABAR_OPTION_CHOICE, AT(transport), "auto", 0, 0, "auto|host|nccl",
      "how ranks on cuda exchange: through the host's memory, or over NCCL; auto: NCCL where every rank has a GPU of its own"},
     {"check-replicas", ABAR_OPTION_INT, AT(check_replicas), "0", 0, 1e12, NULL,
@@ -457,9 +459,9 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above, and by its content in checkpoint.c. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {
-        "out",         "workers",  "stop-after", "checkpoint-every", "diagnose",       "data",      "limit-test",
-        "accept-data", "snapshot", "classes",    "val-labels",       "check-replicas", "transport", NULL};
+    static const char *const free_to_change[] = {"out",        "workers",        "stop-after",  "checkpoint-every", "diagnose",
+                                                 "data",       "limit-test",     "accept-data", "snapshot",         "classes",
+                                                 "val-labels", "check-replicas", "zero",        "transport",        NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

@@ -7,22 +7,26 @@
 
 /* All that an evaluation owns. */
 typedef struct evaluator {
+    abar_setup *setup; /* of several ranks */
     abar_dataset *data;
     abar_device *dev;
     abar_net *net;
     abar_loader *loader;
     abar_dataset_info info; /* with the size of test images */
     abar__data_feed feed;
+    abar__join join; /* of several ranks, which divide the batches; without ctx: there is none */
     abar__stepper stepper;
 } evaluator;
 
 static void release(abar_context *ctx, evaluator *e)
 {
     abar__data_feed_release(ctx, &e->feed);
+    abar__join_release(&e->join);
     abar_loader_destroy(e->loader);
     abar_net_destroy(e->net);
     abar_device_close(e->dev);
     abar_dataset_close(e->data);
+    abar_setup_destroy(ctx, e->setup);
 }
 
 /* A text is encoded with the vocabulary of the weights, where the file has one. */
@@ -55,13 +59,49 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
     return ABAR_OK;
 }
 
+/* The batches of an evaluation, divided over ranks that have the same settings, data and weights. */
+static abar_status divide(abar_context *ctx, abar_comm *comm, evaluator *e)
+{
+    const abar__join_config config = {
+        .comm = comm, .n = abar_comm_size(comm), .test_batches = abar_loader_batches(e->loader)};
+    if (abar_comm_size(comm) == 1) return ABAR_OK;
+    ABAR_TRY(abar__join_create(ctx, &config, &e->join));
+    e->stepper.join = &e->join;
+    return ABAR_OK;
+}
+
+static abar_status prepare_share(abar_context *ctx, abar_comm *comm, const abar_setup *setup, const char *weights, evaluator *e)
+{
+    if (abar_comm_size(comm) > 1 && abar__is_cuda(&setup->train))
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--device %s: several ranks evaluate on the CPU alone, use --device cpu",
+                          setup->train.device);
+    ABAR_TRY(prepare(ctx, setup, weights, e));
+    return divide(ctx, comm, e);
+}
+
+static abar_status prepare_on(abar_context *ctx, abar_comm *comm, const abar_setup *given, const char *weights, evaluator *e)
+{
+    if (abar_comm_size(comm) == 1) return prepare(ctx, given, weights, e);
+    ABAR_TRY(abar__setup_copy(ctx, given, &e->setup));
+    ABAR_TRY(abar__ranks_compare_settings(ctx, comm, given, false));
+    abar__ranks_settle_threads(comm, &e->setup->train);
+    const abar_status status = prepare_share(ctx, comm, e->setup, weights, e);
+    return abar__ranks_compare_tested(ctx, comm, e->data, e->dev, e->net, status);
+}
+
 abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char *weights, abar_evaluation *out)
+{
+    return abar_evaluate_on(ctx, NULL, setup, weights, out);
+}
+
+abar_status abar_evaluate_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, const char *weights,
+                             abar_evaluation *out)
 {
     evaluator e = {0};
     abar_evaluation found = {0};
     ABAR_TRY(abar__struct_check(ctx, "abar_evaluation", out, sizeof found));
     abar_loss loss = {0};
-    abar_status status = prepare(ctx, setup, weights, &e);
+    abar_status status = prepare_on(ctx, comm, setup, weights, &e);
     double began = abar__seconds();
     if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, &e.feed, NULL, &loss);
     if (status == ABAR_OK) status = abar__damage_tell(ctx, e.loader, true, &(abar_damage){0});

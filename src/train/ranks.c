@@ -1,6 +1,7 @@
 /* Several ranks that train together: what they must have in common before the first step, the state that rank 0 has read, and
  * whether their replicas still are the same. Steps are joined in join.c. */
 #include "base/hash.h"
+#include "data/data_impl.h"
 #include "train/train_impl.h"
 
 #include <stdio.h>
@@ -54,40 +55,44 @@ static int neighbours(const abar_comm *comm)
     return n > 0 ? n : 1;
 }
 
-static abar_status check_share(abar_trainer *t)
+static abar_status check_share(abar_context *ctx, const abar_comm *comm, const abar_train_config *train)
 {
-    const abar_train_config *train = &t->setup->train;
-    const long long ranks = abar_comm_size(t->comm), n = abar__passes_of(train), batch = train->batch;
+    const long long ranks = abar_comm_size(comm), n = abar__passes_of(train), batch = train->batch;
     if (n % ranks == 0) return ABAR_OK;
     long long fits = ranks;
     while (fits > 1 && n % fits != 0) fits--;
-    return abar__fail(t->ctx, ABAR_E_ARGUMENT,
+    return abar__fail(ctx, ABAR_E_ARGUMENT,
                       "%lld ranks: do not divide the %lld micro-batches of --batch %lld, --micro %lld, use %lld, or another "
                       "--micro",
                       ranks, n, batch, (long long)abar__micro_of(train), fits);
 }
 
-abar_status abar__ranks_settle(abar_trainer *t)
+void abar__ranks_settle_threads(const abar_comm *comm, abar_train_config *train)
 {
-    abar_train_config *train = &t->setup->train;
-    const int ranks = abar_comm_size(t->comm);
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN), each = cores / neighbours(comm);
+    if (train->threads == 0 && abar_comm_size(comm) > 1) train->threads = each > 1 ? each : 1;
+}
+
+abar_status abar__ranks_settle(abar_context *ctx, abar_comm *comm, abar_setup *setup)
+{
+    abar_train_config *train = &setup->train;
+    const int ranks = abar_comm_size(comm);
     if (train->transport == ABAR_TRANSPORT_NCCL && train->micro == 0 && ranks == 1)
         train->micro = train->batch / train->accumulate; /* what is exchanged are micro-batches, of one rank, too */
     if (ranks == 1) return ABAR_OK;
-    if (t->setup->method && abar_method_takes_whole_batch(t->setup->method->name))
-        return abar__fail(t->ctx, ABAR_E_UNSUPPORTED,
+    if (setup->method && abar_method_takes_whole_batch(setup->method->name))
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED,
                           "--optim %s: needs the gradients of all examples in one process, train it on one rank", train->optim);
     if (train->micro == 0) {
         const int64_t n = train->accumulate > 1 ? train->accumulate : ranks;
         if (train->batch % n != 0)
-            return abar__fail(t->ctx, ABAR_E_ARGUMENT,
+            return abar__fail(ctx, ABAR_E_ARGUMENT,
                               "--batch %lld: is not a multiple of the %d ranks, choose a batch or a number of ranks that fits",
                               (long long)train->batch, ranks);
         train->micro = train->batch / n;
     }
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN), each = cores / neighbours(t->comm);
-    if (train->threads == 0) train->threads = each > 1 ? each : 1;
-    return check_share(t);
+    abar__ranks_settle_threads(comm, train);
+    return check_share(ctx, comm, train);
 }
 
 /* ---- what must be equal ---------------------------------------------------------------------------------------------------
@@ -104,29 +109,29 @@ static bool may_differ(const char *name)
 }
 
 /* Lines "what<tab>value". */
-static abar_status describe_settings(abar_trainer *t, abar__text *out)
+static abar_status describe_settings(abar_context *ctx, const abar_setup *setup, abar__text *out)
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
-    const int n = abar_setup_tables(t->setup, tables);
+    const int n = abar_setup_tables(setup, tables);
     for (int i = 0; i < n; i++)
         for (const abar_option *o = tables[i].options; o->name; o++) {
             char value[ABAR_OPTION_TEXT_MAX];
             if (may_differ(o->name)) continue;
-            ABAR_TRY(abar_options_get(t->ctx, tables[i].options, tables[i].config, o->name, value, sizeof value));
-            ABAR_TRY(abar__text_printf(t->ctx, out, "--%s\t%s\n", o->name, value));
+            ABAR_TRY(abar_options_get(ctx, tables[i].options, tables[i].config, o->name, value, sizeof value));
+            ABAR_TRY(abar__text_printf(ctx, out, "--%s\t%s\n", o->name, value));
         }
     return ABAR_OK;
 }
 
 /* As they were given. */
-static abar_status describe_given(abar_trainer *t, bool resume, abar__text *out)
+static abar_status describe_given(abar_context *ctx, const abar_setup *setup, bool resume, abar__text *out)
 {
-    const abar_train_config *train = &t->setup->train;
-    ABAR_TRY(abar__text_printf(t->ctx, out, "the version of abar\t%s\n", abar_version()));
-    ABAR_TRY(abar__text_printf(t->ctx, out, "--model\t%s\n--optim\t%s\n", train->model, train->optim));
-    ABAR_TRY(abar__text_printf(t->ctx, out, "--data\t%.*s\n", (int)strcspn(train->data, ":"), train->data));
-    ABAR_TRY(abar__text_printf(t->ctx, out, "--resume\t%s\n", resume ? "given" : "not given"));
-    return describe_settings(t, out);
+    const abar_train_config *train = &setup->train;
+    ABAR_TRY(abar__text_printf(ctx, out, "the version of abar\t%s\n", abar_version()));
+    ABAR_TRY(abar__text_printf(ctx, out, "--model\t%s\n--optim\t%s\n", train->model, train->optim));
+    ABAR_TRY(abar__text_printf(ctx, out, "--data\t%.*s\n", (int)strcspn(train->data, ":"), train->data));
+    ABAR_TRY(abar__text_printf(ctx, out, "--resume\t%s\n", resume ? "given" : "not given"));
+    return describe_settings(ctx, setup, out);
 }
 
 static abar_status describe_found(abar_trainer *t, abar__text *out)
@@ -163,35 +168,35 @@ static abar_status compare_lines(abar_context *ctx, const char *own, const char 
     return ABAR_OK;
 }
 
-static abar_status compare_with_first(abar_trainer *t, const abar__text *own)
+static abar_status compare_with_first(abar_context *ctx, abar_comm *comm, const abar__text *own)
 {
     uint64_t length = own->length;
     void *first;
-    ABAR_TRY(abar__comm_broadcast(t->comm, 0, &length, sizeof length));
+    ABAR_TRY(abar__comm_broadcast(comm, 0, &length, sizeof length));
     const size_t bytes = (size_t)length + 1;
-    ABAR_TRY(abar__alloc(t->ctx, bytes, &first));
-    if (abar_comm_rank(t->comm) == 0) memcpy(first, own->data, (size_t)length);
+    ABAR_TRY(abar__alloc(ctx, bytes, &first));
+    if (abar_comm_rank(comm) == 0) memcpy(first, own->data, (size_t)length);
     ((char *)first)[length] = '\0';
-    abar_status status = abar__comm_broadcast(t->comm, 0, first, (size_t)length);
-    if (status == ABAR_OK) status = compare_lines(t->ctx, own->data, first);
-    abar__free(t->ctx, first, bytes);
+    abar_status status = abar__comm_broadcast(comm, 0, first, (size_t)length);
+    if (status == ABAR_OK) status = compare_lines(ctx, own->data, first);
+    abar__free(ctx, first, bytes);
     return status;
 }
 
-static abar_status compare_texts(abar_trainer *t, abar_status status, abar__text own)
+static abar_status compare_texts(abar_context *ctx, abar_comm *comm, abar_status status, abar__text own)
 {
-    status = abar_ranks_agree(t->ctx, t->comm, status, NULL);
-    if (status == ABAR_OK) status = compare_with_first(t, &own);
-    abar__text_free(t->ctx, &own);
-    return abar_ranks_agree(t->ctx, t->comm, status, NULL);
+    status = abar_ranks_agree(ctx, comm, status, NULL);
+    if (status == ABAR_OK) status = compare_with_first(ctx, comm, &own);
+    abar__text_free(ctx, &own);
+    return abar_ranks_agree(ctx, comm, status, NULL);
 }
 
-abar_status abar__ranks_compare_settings(abar_trainer *t, bool resume)
+abar_status abar__ranks_compare_settings(abar_context *ctx, abar_comm *comm, const abar_setup *setup, bool resume)
 {
     abar__text own = {0};
-    if (abar_comm_size(t->comm) == 1) return ABAR_OK;
-    const abar_status status = describe_given(t, resume, &own);
-    return compare_texts(t, status, own);
+    if (abar_comm_size(comm) == 1) return ABAR_OK;
+    const abar_status status = describe_given(ctx, setup, resume, &own);
+    return compare_texts(ctx, comm, status, own);
 }
 
 abar_status abar__ranks_compare_data(abar_trainer *t, abar_status status)
@@ -199,7 +204,33 @@ abar_status abar__ranks_compare_data(abar_trainer *t, abar_status status)
     abar__text own = {0};
     if (abar_comm_size(t->comm) == 1) return status;
     if (status == ABAR_OK) status = describe_found(t, &own);
-    return compare_texts(t, status, own);
+    return compare_texts(t->ctx, t->comm, status, own);
+}
+
+/* Of an evaluation. */
+static abar_status describe_tested(abar_context *ctx, const abar_dataset *data, const abar_device *dev, const abar_net *net,
+                                   abar__text *out)
+{
+    uint64_t hash = ABAR_HASH_START;
+    for (int i = 0; i < abar_net_tensor_count(net); i++) {
+        const char *name;
+        abar_tensor tensor;
+        abar_net_tensor(net, i, &name, &tensor);
+        hash = abar__hash(hash, tensor.data, abar_tensor_bytes(&tensor));
+    }
+    return abar__text_printf(ctx, out,
+                             "the device\t%s\nthe test data\t%lld samples with CRC-32 %08llx\nthe checkpoint\t%016llx\n",
+                             abar_device_describe(dev), (long long)abar_dataset_info_of(data)->test,
+                             (unsigned long long)abar__data_crc(data, true), (unsigned long long)hash);
+}
+
+abar_status abar__ranks_compare_tested(abar_context *ctx, abar_comm *comm, const abar_dataset *data, const abar_device *dev,
+                                       const abar_net *net, abar_status status)
+{
+    abar__text own = {0};
+    if (abar_comm_size(comm) == 1) return status;
+    if (status == ABAR_OK) status = describe_tested(ctx, data, dev, net, &own);
+    return compare_texts(ctx, comm, status, own);
 }
 
 /* ---- state ----------------------------------------------------------------------------------------------------------------
@@ -228,6 +259,7 @@ static abar_status broadcast_tensor(void *user, const char *name, const abar_ten
     const abar_trainer *t = user;
     void *bytes;
     (void)name;
+    if (!tensor->data) return ABAR_OK; /* its owner's */
     ABAR_TRY(abar__rank_bytes(t, tensor, &bytes));
     ABAR_TRY(abar__comm_broadcast(t->comm, 0, bytes, abar_tensor_bytes(tensor)));
     return abar_comm_rank(t->comm) == 0 ? ABAR_OK : abar__rank_bytes_back(t, tensor, bytes);
@@ -242,6 +274,7 @@ abar_status abar__ranks_share_state(abar_trainer *t)
     t->started_over = flags[1];
     ABAR_TRY(abar__comm_broadcast(t->comm, 0, &t->at, sizeof t->at));
     ABAR_TRY(abar__comm_broadcast(t->comm, 0, t->history, (size_t)t->at.epoch * sizeof *t->history));
+    ABAR_TRY(abar__ranks_spread(t));
     ABAR_TRY(visit_all(t, broadcast_tensor, t));
     abar_net_rollback(t->net); /* evaluation reads the provisional statistics */
     return abar_net_weights_changed(t->net);
@@ -263,7 +296,8 @@ static abar_status hash_tensor(void *user, const char *name, const abar_tensor *
     hashes *h = user;
     void *bytes;
     const size_t size = abar_tensor_bytes(tensor);
-    if (h->at) {
+    if (h->at) h->at[h->n] = 0; /* of state that one rank has: it is compared with nothing */
+    if (h->at && tensor->data) {
         ABAR_TRY(abar__rank_bytes(h->t, tensor, &bytes));
         h->at[h->n] = abar__hash(ABAR_HASH_START, bytes, size);
     }

@@ -7,6 +7,7 @@
  *     step.c                                one optimizer step, and a pass over the test set
  *     join.c  join_queued.c                 micro-batches, and ranks, joined to one batch: on the host, on a queued device
  *     ranks.c  ranks_gpu.c                  ranks that must be alike; their GPUs
+ *     owners.c  follow.c                    what ranks divide of a step; ranks that train one run after the other
  *     feed.c  pipeline.c                    batches in device memory; steps in flight
  *     ema.c                                 the running average of the weights
  *     trainer.c  run_state.c                a whole run; its progress
@@ -121,6 +122,9 @@ abar_status abar__extra_net_build(abar_context *ctx, const abar_setup *setup, co
 /* extra: that net; NULL: there is none, and rules that need it are refused. */
 abar_status abar__optim_build_with(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                                    const abar_net *extra, abar_optim **out);
+/* ranks: among which states and updates are divided; NULL: they are not. */
+abar_status abar__optim_build_on(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                 const abar_net *extra, const abar__owners *ranks, abar_optim **out);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out);
 abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
@@ -439,16 +443,32 @@ abar_status abar__config_save(abar_trainer *t);                    /* config.jso
 abar_status abar__export_write(abar_trainer *t, const char *path); /* what model.safetensors holds, into any file */
 
 /* Several ranks (ranks.c). One rank: these do nothing. */
-abar_status
-abar__ranks_settle(abar_trainer *t); /* settings that follow from the number of ranks; what does not fit is refused */
+/* Settings that follow from the number of ranks; what does not fit is refused. */
+abar_status abar__ranks_settle(abar_context *ctx, abar_comm *comm, abar_setup *setup);
+void abar__ranks_settle_threads(const abar_comm *comm, abar_train_config *train); /* those of an evaluation */
 /* All ranks: whether they have the same settings; then, the same data and device. status: how far this rank has come. */
-abar_status abar__ranks_compare_settings(abar_trainer *t, bool resume);
+abar_status abar__ranks_compare_settings(abar_context *ctx, abar_comm *comm, const abar_setup *setup, bool resume);
 abar_status abar__ranks_compare_data(abar_trainer *t, abar_status status);
+/* The same of an evaluation: test data, device and weights. */
+abar_status abar__ranks_compare_tested(abar_context *ctx, abar_comm *comm, const abar_dataset *data, const abar_device *dev,
+                                       const abar_net *net, abar_status status);
 abar_status abar__ranks_share_state(abar_trainer *t); /* rank 0's state becomes that of all */
 abar_status abar__ranks_make(abar_trainer *t);        /* memory for the following */
 void abar__ranks_release(abar_trainer *t);
+/* The optimizer of a run: its steps are divided among the ranks. */
+abar_status abar__ranks_make_optim(abar_trainer *t);
+/* With --zero 1, all ranks: rank 0 has the state of all parameters, for a checkpoint, until abar__ranks_let_go. */
+abar_status abar__ranks_collect(abar_trainer *t);
+abar_status abar__ranks_spread(abar_trainer *t); /* of a checkpoint that rank 0 has read, to its owners; lets go, too */
+abar_status abar__ranks_hold(abar_trainer *t);   /* rank 0: memory for it */
+void abar__ranks_let_go(abar_trainer *t);
+/* Ranks divide what they can of the optimizer's steps from now on; comm NULL: this one makes all (owners.c). */
+abar_status abar__ranks_divide(abar_comm *comm, abar_optim *optim);
 abar_status abar__ranks_check_replicas(abar_trainer *t); /* all ranks: whether all tensors are equal */
 
+/* Rank 0, before it creates a trainer on comm: those that follow (follow.c) create one with this setup. Once it has its trainer
+ * it calls abar_ranks_agree, and then all run it. */
+abar_status abar__ranks_lead(abar_context *ctx, abar_comm *comm, const abar_setup *setup, bool resume);
 /* Of ranks on GPUs (ranks_gpu.c). The device; then, all ranks together, t->nccl, where they exchange over it. */
 abar_status abar__ranks_open_device(abar_trainer *t);
 abar_status abar__ranks_connect(abar_trainer *t);

@@ -73,7 +73,7 @@ static abar_status make_net(abar_trainer *t)
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &request, &t->net));
     ABAR_TRY(make_test_net(t, request.batch));
     ABAR_TRY(abar__extra_net_build(t->ctx, t->setup, info, t->dev, t->net, false, &t->extra_net));
-    ABAR_TRY(abar__optim_build_with(t->ctx, t->setup, t->dev, t->net, t->extra_net, &t->optim));
+    ABAR_TRY(abar__ranks_make_optim(t));
     if (train->ema > 0.0) ABAR_TRY(abar__ema_create(t->ctx, t->dev, t->net, &t->average));
     return make_feeds(t, request.batch);
 }
@@ -159,7 +159,7 @@ static abar_status prepare_run(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
-    ABAR_TRY(abar__ranks_settle(t));
+    ABAR_TRY(abar__ranks_settle(t->ctx, t->comm, t->setup));
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
     if (train->checkpoint_every > 0 && !train->out[0])
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
@@ -180,7 +180,7 @@ static abar_status open_folder(abar_trainer *t, bool resume)
 
 static abar_status build(abar_trainer *t, bool resume)
 {
-    ABAR_TRY(abar__ranks_compare_settings(t, resume));
+    ABAR_TRY(abar__ranks_compare_settings(t->ctx, t->comm, t->setup, resume));
     ABAR_TRY(abar__ranks_compare_data(t, prepare_run(t)));
     abar_status status = abar__ranks_connect(t);
     if (status == ABAR_OK) status = make_steps(t);
@@ -254,6 +254,7 @@ void abar_trainer_destroy(abar_trainer *t)
 
 void abar_trainer_stop(abar_trainer *t) { atomic_store(&t->stop, true); }
 bool abar_trainer_started_over(const abar_trainer *t) { return t->started_over; }
+size_t abar_trainer_state_bytes(const abar_trainer *t) { return abar_optim_state_bytes(t->optim); }
 abar_net *abar_trainer_net(abar_trainer *t) { return t->net; }
 const abar_dataset_info *abar_trainer_data(const abar_trainer *t) { return abar_dataset_info_of(t->data); }
 

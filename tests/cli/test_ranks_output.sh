@@ -14,6 +14,9 @@ for n in 2 4; do
     check "$n ranks: rank 0 alone prints" test "$(grep -c '^Test accuracy' stdout)" = 1
     check "$n ranks: says so" says "^$n ranks.*micro-batches of 6"
 done
+succeeds "divided state" "${job[@]}" --optim adamw --ranks 2 --zero 1 --out zero
+check "divided state: says how much rank 0 has" says '^2 ranks.*of the optimizer.s state on rank 0'
+succeeds "divided state: the whole on one rank" train --resume zero --epochs 3 --quiet
 succeeds "the default micro-batch" "${job[@]}" --micro 0 --ranks 4 --out default --quiet
 check "the default micro-batch: batch / ranks" cmp one/model.safetensors default/model.safetensors
 check "it is kept" grep -q '"micro": 6' default/config.json
@@ -124,8 +127,58 @@ else
 fi
 
 # --- other commands ---
-ran="abar eval as one of two processes"
-OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$abar" eval --checkpoint one >stdout 2>stderr
+succeeds "one rank evaluates" eval --checkpoint one --json --threads 1
+one=$(grep -oE '"test_(acc|loss)": [0-9.e-]+' stdout)
+for n in 2 3; do
+    succeeds "$n ranks evaluate" eval --checkpoint one --json --threads 1 --ranks $n
+    check "$n ranks evaluate: the same result, once" test "$(grep -oE '"test_(acc|loss)": [0-9.e-]+' stdout)" = "$one"
+done
+refuses "weights that are not there" 1 'nothing: no such file or folder' eval --checkpoint nothing --ranks 2
+together NOTHING here eval --checkpoint one --threads 1
+check "two processes evaluate" succeeded
+check "two processes evaluate: rank 1 is silent" test ! -s other-stdout -a ! -s other-stderr
+succeeds "the time of ranks" bench --model lenet5 --batch 24 --steps 3 --warmup-steps 1 --threads 1 --ranks 2 --json
+check "the time of ranks: one object" one_json_object
+for key in '"ranks": 2' '"ms_exchange": ' '"bytes_per_step": ' '"ms_alone": ' '"speedup": '; do
+    check "the time of ranks: $key" grep -q "$key" stdout
+done
+succeeds "the time of ranks in words" bench --model lenet5 --optim kfac --tcov 3 --batch 24 --steps 3 --warmup-steps 1 --threads 1 --ranks 2
+check "in words: exchange" says '^  exchange .*ms .*rank 0 sends'
+check "in words: one rank" says '^  one rank .*2 ranks are .* times as fast'
+refuses "ranks that do not divide a bench" 2 'batch 24: is not a multiple of the 5 ranks' bench --model lenet5 --batch 24 --ranks 5
+# --- comparisons: every run on all ranks ---
+runs=(--model lenet5 --data synthetic --limit-train 96 --batch 24 --threads 1)
+succeeds "a comparison" compare "${runs[@]}" --limit-test 50 --micro 6 --epochs 2 --optim sgd,kfac --out compare1 --quiet
+succeeds "a comparison on 2 ranks" compare "${runs[@]}" --limit-test 50 --micro 6 --epochs 2 --optim sgd,kfac --out compare2 --ranks 2
+check "a comparison on 2 ranks: one table" test "$(grep -c '^optimizer ' stdout)" = 1
+for run in sgd-s0 kfac-s0; do
+    check "a comparison on 2 ranks: the weights of $run" cmp compare1/$run/model.safetensors compare2/$run/model.safetensors
+done
+succeeds "more seeds on 4 ranks" compare --resume compare2 --seeds 2 --ranks 4 --quiet
+check "more seeds on 4 ranks: they are there" test -e compare2/kfac-s1/model.safetensors
+succeeds "a sweep over batches" sweep "${runs[@]}" --epochs 1 --optim sgd --over batch=48,24 --out sweep --quiet --ranks 2
+check "a sweep over batches: one micro-batch for all" test "$(grep -ohE '"micro": [0-9]+' sweep/*/config.json | sort -u)" = '"micro": 12'
+succeeds "a tuning" tune "${runs[@]}" --epochs 3 --optim sgd --over lr=0.01:1:log --trials 3 --out tune --quiet --ranks 2
+check "a tuning: chosen" test -s tune/tune.md
+together NOTHING here compare "${runs[@]}" --limit-test 50 --micro 6 --epochs 2 --optim sgd --out compare3
+check "two processes compare" succeeded
+check "two processes compare: the same weights" cmp compare1/sgd-s0/model.safetensors compare3/sgd-s0/model.safetensors
+check "two processes compare: rank 1 is silent" test ! -s other-stdout -a ! -s other-stderr
+refuses "a method of the whole batch in a comparison" 2 'optim ngd: needs the gradients' compare "${runs[@]}" --optim sgd,ngd --ranks 2
+refuses "ranks and jobs" 2 'jobs 2: several ranks train one run at a time' compare "${runs[@]}" --ranks 2 --jobs 2
+succeeds "a comparison without ranks" compare "${runs[@]}" --limit-test 50 --epochs 1 --optim sgd --out plain --quiet
+refuses "a comparison that was begun without ranks" 2 'plain: was begun on one rank' compare --resume plain --seeds 2 --ranks 2
+ran="abar compare --ranks 3, whose rank is killed"
+"$abar" compare "${runs[@]}" --limit-train 8192 --limit-test 50 --micro 4 --epochs 4 --optim sgd --ranks 3 --out lost >stdout 2>stderr &
+pid=$!
+for ((i = 0; i < 100; i++)); do if [[ -e lost/sgd-s0/log.jsonl ]]; then break; else sleep 0.1; fi; done
+kill -KILL "$(pgrep -P $pid | tail -n 1)"
+wait $pid
 rc=$?
-check "eval runs in one process" failed_well 2 'eval: runs in one process, start it without mpirun'
+check "a rank that is killed ends the comparison" failed_with_line 1 '^abar: rank [12] on .*: ended by signal 9'
+
+ran="abar sample as one of two processes"
+OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$abar" sample --checkpoint one >stdout 2>stderr
+rc=$?
+check "sample runs in one process" failed_well 2 'sample: runs in one process, start it without mpirun'
 finish

@@ -10,31 +10,6 @@
 
 static const int usual[] = {1, 2, 4, 0};
 
-/* Trains a setup on each number of ranks, and compares all that the runs leave. label names the setup in failures. */
-static void check_with(fixture *f, abar_setup *setup, const char *label, const int *ranks, const rank_plan *plan)
-{
-    char first[64], name[64];
-    const int run = f->runs++;
-    for (int i = 0; ranks[i]; i++) {
-        snprintf(name, sizeof name, "run%d-on-%d", run, ranks[i]);
-        set_out(f, setup, name);
-        if (run_ranks(f, setup, ranks[i], false, plan) < 0)
-            fail_msg("%s on %d ranks: %s", label, ranks[i], abar_context_error(f->ctx));
-        if (i == 0) {
-            snprintf(first, sizeof first, "%s", name);
-            continue;
-        }
-        print_message("%s on %d ranks\n", label, ranks[i]);
-        assert_same_runs(f, first, name);
-    }
-    abar_setup_destroy(f->ctx, setup);
-}
-
-static void check_same(fixture *f, abar_setup *setup, const char *label, const int *ranks)
-{
-    check_with(f, setup, label, ranks, NULL);
-}
-
 /* ---- optimizers --------------------------------------------------------------------------------------------------------- */
 
 static void check_optimizer(fixture *f, const char *optim, bool method)

@@ -20,6 +20,17 @@ static bool is_vector(const abar__derived_tensor *d)
     return d->kind == ABAR_DERIVED_VECTOR || d->kind == ABAR_DERIVED_RECIPROCAL;
 }
 
+bool abar__is_renewed_matrix(const abar__derived_tensor *d) { return d->name && is_matrix(d) && !d->calibrated; }
+
+bool abar__is_renewed(const abar__plan *p, const abar__derived_tensor *d)
+{
+    if (abar__is_renewed_matrix(d) || (is_vector(d) && !d->calibrated)) return true;
+    for (int i = 0; i < p->n_derived; i++) /* the values of one */
+        if (abar__is_renewed_matrix(&p->derived[i]) && p->derived[i].values >= 0 && &p->derived[p->derived[i].values] == d)
+            return true;
+    return false;
+}
+
 /* ---- scalars ------------------------------------------------------------------------------------------------------ */
 
 static double mean_of(abar_device *dev, const abar__running_average *a)

@@ -75,6 +75,7 @@ static void take_difference(abar_device *dev, const abar__extra_plan *p, double 
     const bool wide = is_wide(dev);
     for (int k = 0; k < p->n; k++) {
         const abar__extra_item *item = &p->items[k];
+        if (!item->diagonal) continue; /* another rank keeps it */
         for (int64_t i = 0; i < item->count; i += item->taps) {
             double sum = 0.0;
             for (int64_t j = i; j < i + item->taps; j++) sum += fabs(get(item->grad, j, wide));
@@ -90,6 +91,7 @@ static void take_squares(abar_device *dev, const abar__extra_plan *p, double sca
     const double decay = wide ? p->request.decay : (double)(float)p->request.decay;
     for (int k = 0; k < p->n; k++) {
         const abar__extra_item *item = &p->items[k];
+        if (!item->diagonal) continue;
         for (int64_t i = 0; i < item->count; i++) {
             const double g = scale * get(item->grad, i, wide);
             set(item->diagonal, i, decay * get(item->diagonal, i, wide) + (1.0 - decay) * g * g, wide);

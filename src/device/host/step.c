@@ -6,6 +6,7 @@
 #include "device/host/extra.h"
 #include "device/host/inside.h"
 #include "device/host/natural.h"
+#include "device/host/owners.h"
 #include "device/host/ring.h"
 #include "device/host/rows.h"
 #include "device/host/secant.h"
@@ -55,6 +56,7 @@ struct abar__compiled_step {
     double rate, *rates; /* of the next step; of those from first_rate on, where there is more than one */
     int64_t first_rate, n_rates, rates_capacity;
     abar__update_scalars scalars;
+    abar__owned owned; /* refreshes that ranks divide */
     double refresh_seconds, apply_seconds;
     abar__step_outcome outcomes[ABAR_STEP_RESULTS];
 };
@@ -128,6 +130,7 @@ static void destroy(abar_device *dev, abar__compiled_step *s)
     if (!s) return;
     abar_device_free(dev, s->workspace, s->workspace_bytes);
     abar_device_free(dev, s->saved, s->saved_bytes);
+    abar__owned_release(dev, &s->owned);
     abar__free(dev->ctx, s->memory, s->memory_bytes);
     abar__free(dev->ctx, s->rates, (size_t)s->rates_capacity * sizeof *s->rates);
     abar__free(dev->ctx, s, sizeof *s);
@@ -171,7 +174,10 @@ static abar_status create(abar_device *dev, const abar__step_desc *desc, abar__c
     return ABAR_OK;
 }
 
-static size_t bytes(const abar__compiled_step *s) { return sizeof *s + s->memory_bytes + s->workspace_bytes + s->saved_bytes; }
+static size_t bytes(const abar__compiled_step *s)
+{
+    return sizeof *s + s->memory_bytes + s->workspace_bytes + s->saved_bytes + s->owned.bytes;
+}
 static void *workspace(const abar__compiled_step *s) { return s->workspace; }
 
 static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__step_desc *desc)
@@ -369,17 +375,45 @@ static bool commit(abar_device *dev, abar__compiled_step *s, int first, const do
 
 /* ---- derive ------------------------------------------------------------------------------------------------------- */
 
-static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool committed)
+static abar_status share(abar_device *dev, abar__compiled_step *s, const abar__owners *owners)
+{
+    abar__owned_release(dev, &s->owned);
+    return abar__owned_make(dev, owners, s->desc.n_maps, &s->owned);
+}
+
+static void renew(abar_device *dev, abar__compiled_step *s, int i)
 {
     const abar__plan *p = &s->plans[i];
     abar__map_state *state = &s->states[i];
-    const abar__cadence *c = &s->desc.cadence;
-    if (!abar__refreshes(c, state, p->number, abar__plan_is_calibrated(p), s->control.now, committed)) return;
-    const double unbias = abar__unbias(c->stat_decay, state->count[ABAR_COUNT_COMMITS]);
+    const double unbias = abar__unbias(s->desc.cadence.stat_decay, state->count[ABAR_COUNT_COMMITS]);
     if (abar__derive(dev, p, state, unbias, ABAR_DERIVE_RUNNING, s->workspace))
         state->count[ABAR_COUNT_READY] = 1;
     else
         state->count[ABAR_COUNT_KEPT]++;
+}
+
+static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool committed)
+{
+    const abar__plan *p = &s->plans[i];
+    if (!abar__refreshes(&s->desc.cadence, &s->states[i], p->number, abar__plan_is_calibrated(p), s->control.now, committed))
+        return;
+    if (abar__owned_divides(&s->owned, p))
+        s->owned.due[s->owned.n_due++] = i;
+    else
+        renew(dev, s, i);
+}
+
+/* What other ranks derive is the same on all, failures included: it comes with the map's state. */
+static abar_status refresh_divided(abar_device *dev, abar__compiled_step *s)
+{
+    abar__owned *o = &s->owned;
+    if (o->n_due == 0) return ABAR_OK;
+    abar__owned_assign(o, s->plans);
+    for (int i = 0; i < o->n_due; i++)
+        if (o->owner[i] == o->ranks.rank) renew(dev, s, o->due[i]);
+    const abar_status status = abar__owned_gather(dev, o, s->plans, s->states);
+    o->n_due = 0;
+    return status;
 }
 
 static void begin_secant(abar_device *dev, abar__compiled_step *s, int i, const double *to_mean)
@@ -426,8 +460,9 @@ static abar_status keep(abar_device *dev, abar__compiled_step *s, const double *
         if (s->plans[i].link == i) committed = to_mean && commit(dev, s, i, to_mean);
         refresh(dev, s, i, committed);
     }
+    const abar_status status = refresh_divided(dev, s);
     s->refresh_seconds += abar__seconds() - began;
-    return ABAR_OK;
+    return status;
 }
 
 /* ---- precondition ------------------------------------------------------------------------------------------------- */
@@ -694,4 +729,5 @@ const abar__step_ops abar__host_step = {
     .pull = pull,
     .push = push,
     .times = times,
+    .share = share,
 };

@@ -8,23 +8,24 @@
 
 struct abar_bench {
     abar_context *ctx;
+    abar_setup *setup;
     abar_device *dev;
     abar_net *net;
     abar_optim *optim;
     abar_dataset_info info;
     abar__stepper stepper;
+    abar__bench_ranks ranks;
     abar__nccl *nccl; /* of one rank, whose exchanges are timed, too; NULL: none */
-    abar__join join;
-    double *times; /* of each step: whole, forward, backward, update */
+    double *times;    /* of each step: whole, forward, backward, update, in exchanges of ranks */
     int64_t steps;
     int64_t period; /* steps between statistics, 0: none are taken */
     abar__bench_profile profile;
     abar_bench_row *rows;   /* one per operation and the update; NULL: not profiled */
     abar__replays *replays; /* of abar__bench_steps on a queued device */
-    int64_t given;          /* steps of abar__bench_steps on the host so far */
+    int64_t given;          /* steps on the host so far */
 };
 
-enum { WHOLE, FORWARD, BACKWARD, UPDATE, TIMES };
+enum { WHOLE, FORWARD, BACKWARD, UPDATE, EXCHANGE, TIMES };
 
 /* The classes in turn. */
 static abar_status fill_labels(abar_bench *b, const abar_tensor *to)
@@ -62,39 +63,64 @@ static abar_status fill_input(abar_bench *b, int64_t seed)
 /* What NCCL costs where there is nobody to exchange with. */
 static abar_status join_over_nccl(abar_bench *b, const abar_setup *setup)
 {
-    if (setup->train.transport != ABAR_TRANSPORT_NCCL) return ABAR_OK;
     ABAR_TRY(abar__nccl_open(b->ctx, NULL, &b->nccl));
     abar__join_config config = abar__join_request(setup, b->dev, b->net, NULL, abar_optim_pending_count(b->optim));
     config.nccl = b->nccl;
-    ABAR_TRY(abar__join_create(b->ctx, &config, &b->join));
-    b->stepper.join = &b->join;
-    b->stepper.accumulate = b->join.count;
+    ABAR_TRY(abar__join_create(b->ctx, &config, &b->ranks.join));
+    b->stepper.join = &b->ranks.join;
+    b->stepper.accumulate = b->ranks.join.count;
     return ABAR_OK;
 }
 
-static abar_status build(abar_bench *b, const abar_setup *setup)
+/* Settings, which ranks must have in common. */
+static abar_status settle(abar_bench *b, const abar_setup *given)
 {
-    const abar_train_config *train = &setup->train;
-    abar__net_request request = {.batch = abar__micro_of(train), .training = true};
-    ABAR_TRY(abar_setup_check(b->ctx, setup));
-    if (abar__setup_extra(setup) != ABAR_EXTRA_NONE)
+    ABAR_TRY(abar__setup_copy(b->ctx, given, &b->setup));
+    ABAR_TRY(abar__ranks_compare_settings(b->ctx, b->ranks.comm, b->setup, false));
+    ABAR_TRY(abar_setup_check(b->ctx, b->setup));
+    ABAR_TRY(abar__ranks_settle(b->ctx, b->ranks.comm, b->setup));
+    if (abar__setup_extra(b->setup) != ABAR_EXTRA_NONE)
         return abar__fail(b->ctx, ABAR_E_UNSUPPORTED,
                           "bench: the further passes of %s are not timed here, abar train prints its images per second",
-                          setup->train.optim);
+                          b->setup->train.optim);
+    return ABAR_OK;
+}
+
+static abar_status make(abar_bench *b)
+{
+    const abar_setup *setup = b->setup;
+    const abar_train_config *train = &setup->train;
+    abar__net_request request = {.batch = abar__micro_of(train), .training = true};
     ABAR_TRY(abar__data_look(b->ctx, setup, &b->info));
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
+    if (b->dev->ops->stream &&
+        (abar_comm_size(b->ranks.comm) > 1 || (train->micro > 0 && train->transport != ABAR_TRANSPORT_NCCL)))
+        return abar__fail(b->ctx, ABAR_E_UNSUPPORTED,
+                          "--device %s: bench times ranks and --micro on the CPU alone, use --device cpu", train->device);
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, &b->optim));
+    ABAR_TRY(abar__ranks_divide(b->ranks.comm, b->optim));
     b->stepper = (abar__stepper){.ctx = b->ctx,
                                  .net = b->net,
                                  .optim = b->optim,
                                  .info = &b->info,
                                  .micro = request.batch,
-                                 .accumulate = train->accumulate,
+                                 .accumulate = abar__passes_of(train),
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed};
-    ABAR_TRY(join_over_nccl(b, setup));
-    return fill_input(b, train->seed);
+    if (setup->train.transport == ABAR_TRANSPORT_NCCL)
+        ABAR_TRY(join_over_nccl(b, setup));
+    else if (!b->dev->ops->stream)
+        ABAR_TRY(abar__bench_ranks_make(&b->ranks, setup, abar_optim_pending_count(b->optim), &b->stepper));
+    return fill_input(b, train->seed + abar_comm_rank(b->ranks.comm));
+}
+
+/* All ranks, or none. */
+static abar_status build(abar_bench *b, const abar_setup *given)
+{
+    abar_status status = settle(b, given);
+    if (status == ABAR_OK) status = make(b);
+    return abar_ranks_agree(b->ctx, b->ranks.comm, status, NULL);
 }
 
 /* The learning rate is 0: the weights do not change, so that every step computes on the same finite numbers. */
@@ -102,14 +128,15 @@ static abar_status run(abar_bench *b, int64_t steps, bool profile, double *times
 {
     for (int64_t k = 0; k < steps; k++) {
         abar__step_result r;
-        double began = abar__seconds();
-        ABAR_TRY(abar__stepper_run(&b->stepper, NULL, k, 0.0, &r));
+        const double began = abar__seconds(), exchanged = abar__comm_seconds(b->ranks.comm);
+        ABAR_TRY(abar__stepper_run(&b->stepper, NULL, b->given++, 0.0, &r));
         if (!times) continue;
         if (profile) ABAR_TRY(abar_net_profile_take(b->net));
         times[WHOLE * steps + k] = abar__seconds() - began;
         times[FORWARD * steps + k] = r.forward_seconds;
         times[BACKWARD * steps + k] = r.backward_seconds;
         times[UPDATE * steps + k] = r.update_seconds;
+        times[EXCHANGE * steps + k] = abar__comm_seconds(b->ranks.comm) - exchanged;
     }
     return ABAR_OK;
 }
@@ -159,10 +186,14 @@ static abar_status measure_host(abar_bench *b, const abar_bench_config *config, 
     ABAR_TRY(run(b, config->warmup, false, NULL));
     ABAR_TRY(abar_net_profile(b->net, config->profile));
     const abar_phase_times before = *abar_optim_times(b->optim);
+    const uint64_t sent = abar__comm_sent(b->ranks.comm);
     ABAR_TRY(run(b, config->steps, config->profile, b->times));
+    result->bytes_per_step = (double)(abar__comm_sent(b->ranks.comm) - sent) / (double)config->steps;
     const abar_phase_times after = *abar_optim_times(b->optim);
     result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
     result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
+    ABAR_TRY(abar__bench_ranks_measure(&b->ranks, b->setup, &b->stepper, b->given, b->times + EXCHANGE * config->steps,
+                                       config->steps, result));
     if (!config->profile) return ABAR_OK;
     b->profile.steps = b->profile.observed = (double)config->steps;
     for (int64_t k = 0; k < config->steps; k++) b->profile.update_seconds += b->times[UPDATE * config->steps + k];
@@ -185,6 +216,7 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
     double began = abar__seconds();
     void *memory;
     ABAR_TRY(build(b, setup));
+    setup = b->setup;
     b->steps = config->steps;
     ABAR_TRY(abar__alloc(b->ctx, (size_t)(TIMES * b->steps) * sizeof *b->times, &memory));
     b->times = memory;
@@ -204,6 +236,12 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
 abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
                            abar_bench_result *result, abar_bench **out)
 {
+    return abar_bench_run_on(ctx, NULL, setup, config, result, out);
+}
+
+abar_status abar_bench_run_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, const abar_bench_config *config,
+                              abar_bench_result *result, abar_bench **out)
+{
     if (out) *out = NULL;
     abar_bench_config c;
     abar_bench_result measured = {0};
@@ -215,6 +253,7 @@ abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const aba
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_bench), &memory));
     abar_bench *b = memory;
     b->ctx = ctx;
+    b->ranks.comm = comm;
     abar_status status = measure(b, setup, &c, &measured);
     abar__struct_write(&measured, sizeof measured, result);
     if (status == ABAR_OK && out)
@@ -266,12 +305,13 @@ void abar_bench_release(abar_bench *b)
 {
     if (!b) return;
     abar__replays_destroy(b->replays);
+    abar__bench_ranks_release(&b->ranks);
     if (b->rows) abar__free(b->ctx, b->rows, rows_bytes(b));
-    abar__join_release(&b->join);
     abar__nccl_close(b->nccl);
     abar_optim_destroy(b->optim);
     abar_net_destroy(b->net);
     abar_device_close(b->dev);
+    abar_setup_destroy(b->ctx, b->setup);
     abar__free(b->ctx, b->times, (size_t)(TIMES * b->steps) * sizeof *b->times);
     abar__free(b->ctx, b, sizeof *b);
 }

@@ -31,6 +31,21 @@ abar_status abar__replays_create(abar_device *dev, const abar__stepper *stepper,
 void abar__replays_destroy(abar__replays *r);
 abar_status abar__replays_run(abar__replays *r, int64_t steps); /* waits for them; the first call warms up before */
 
+/* A step as several ranks make it, each with its share of the micro-batches (scaling.c). */
+typedef struct abar__bench_ranks {
+    abar_comm *comm; /* NULL: one rank */
+    abar__join join; /* without ctx: there is none */
+} abar__bench_ranks;
+
+/* Gives the stepper a join, where micro-batches are joined. Several ranks: setup is settled. pending: abar_optim_pending_count
+ * before the first step. */
+abar_status abar__bench_ranks_make(abar__bench_ranks *r, const abar_setup *setup, int64_t pending, abar__stepper *stepper);
+/* All ranks, after the timed steps: what exchanges cost, from this rank's seconds in those of each step, and one rank alone. k:
+ * of the next step. */
+abar_status abar__bench_ranks_measure(abar__bench_ranks *r, const abar_setup *setup, const abar__stepper *stepper, int64_t k,
+                                      const double *exchanging, int64_t steps, abar_bench_result *out);
+void abar__bench_ranks_release(abar__bench_ranks *r);
+
 /* A bench that has not run yet; any device. */
 abar_status abar__bench_open(abar_context *ctx, const abar_setup *setup, abar_bench **out);
 /* Wall-clock seconds of so many steps; in the first call with a warm-up. May be called from another thread than open. */

@@ -105,6 +105,7 @@ struct abar_compare {
     double since;        /* start of the time not yet in wall_seconds */
     int jobs_wanted;     /* by abar_compare_jobs; 0: to be measured */
     int64_t jobs;        /* the most that were used so far */
+    abar_comm *comm;     /* of abar_compare_ranks; NULL: one rank */
     atomic_bool stop;
     atomic_int handlers; /* calls of abar_compare_stop in progress: trainers must live until they return */
     abar__compare_worker worker[ABAR_COMPARE_JOBS_MAX];
@@ -157,6 +158,10 @@ abar_status abar__compare_finish(abar_status status, abar_compare **out);
 
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
+/* Settings that follow from the number of ranks. batch: the least of all setups, of which micro is a part; begun: the settings
+ * of the comparison in dir are fixed. */
+abar_status abar__compare_settle(abar_context *ctx, abar_comm *comm, abar_setup *setup, int64_t batch, const char *dir,
+                                 bool begun);
 /* How many to run side by side. If more than one, ms_alone of every method is known afterwards. */
 int abar__compare_choose_jobs(abar_compare *c);
 /* The fastest number for runs of so many steps, by measurement, which is reported. */

@@ -290,7 +290,9 @@ int abar__compare_measure_jobs(abar_compare *c, double steps)
 int abar__compare_choose_jobs(abar_compare *c)
 {
     const int wanted = c->jobs_wanted, pending = abar__compare_pending(c);
-    if (wanted == 1 || pending < 2 || (wanted == 0 && !abar__is_cuda(&c->method[0].setup->train))) return 1;
+    if (wanted == 1 || pending < 2 || abar_comm_size(c->comm) > 1 ||
+        (wanted == 0 && !abar__is_cuda(&c->method[0].setup->train)))
+        return 1;
     const double steps = steps_of(c);
     if (steps == 0.0) return 1;
     const int jobs = wanted > 0 ? least(wanted, pending) : abar__compare_measure_jobs(c, steps);

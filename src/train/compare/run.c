@@ -259,10 +259,11 @@ static abar_status train(job *j, abar_trainer *t)
     pthread_mutex_lock(&c->lock);
     abar_status status = begin(j, t);
     pthread_mutex_unlock(&c->lock);
-    if (status < 0) return status;
+    ABAR_TRY(abar_ranks_agree(j->ctx, c->comm, status, NULL));
     atomic_store(&j->worker->trainer, t);
     if (atomic_load(&c->stop)) abar_trainer_stop(t); /* stopped before the trainer existed */
     status = abar_trainer_run(t);
+    if (status == ABAR_STOPPED) atomic_store(&c->stop, true); /* another rank may have wanted it */
     atomic_store(&j->worker->trainer, NULL);
     while (atomic_load(&c->handlers) > 0) {}
     return status;
@@ -279,7 +280,8 @@ static abar_status make_trainer(job *j, const abar_setup *setup, abar_trainer **
     c->building++;
     pthread_mutex_unlock(&c->lock);
     j->resumed = abar__path_exists(setup->train.out);
-    abar_status status = abar_trainer_create(j->ctx, setup, j->resumed, &events, out);
+    abar_status status = abar__ranks_lead(j->ctx, c->comm, setup, j->resumed);
+    if (status == ABAR_OK) status = abar_trainer_create_on(j->ctx, c->comm, setup, j->resumed, &events, out);
     pthread_mutex_lock(&c->lock);
     c->record[j->i].run.memory_bytes = (int64_t)(abar_context_memory(j->ctx).now - base); /* training allocates nothing more */
     c->building--;
@@ -322,6 +324,7 @@ static abar_status run_one(job *j)
     ABAR_TRY(setup_of(j, &setup));
     abar_status status = make_trainer(j, setup, &t);
     if (status >= 0) status = train(j, t);
+    if (status == ABAR_E_PEER) abar__fail(j->ctx, status, "%s", abar_context_error(j->worker->c->ctx)); /* the comm's */
     pthread_mutex_lock(&c->lock);
     status = settle(j, t, status);
     pthread_mutex_unlock(&c->lock);
@@ -471,6 +474,31 @@ abar_status abar_compare_part(abar_compare *c, int part, int parts)
         return abar__fail(c->ctx, ABAR_E_ARGUMENT, "--part %d/%d: not a part, give K/N with K from 1 to N, as in 1/3", part,
                           parts);
     for (int i = 0; i < c->runs; i++) c->record[i].elsewhere = i % parts != part - 1;
+    return ABAR_OK;
+}
+
+abar_status abar__compare_settle(abar_context *ctx, abar_comm *comm, abar_setup *setup, int64_t batch, const char *dir,
+                                 bool begun)
+{
+    const int ranks = abar_comm_size(comm);
+    abar_train_config *train = &setup->train;
+    if (setup->model == &abar__own_model || abar__is_own_data(setup))
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "ranks: a network or data of the program's own is compared on one rank");
+    if (begun && train->micro == 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: was begun on one rank without --micro, continue it on one rank", dir);
+    if (train->micro == 0 && train->accumulate == 1 && batch % ranks == 0) train->micro = batch / ranks;
+    return abar__ranks_settle(ctx, comm, setup);
+}
+
+abar_status abar_compare_ranks(abar_compare *c, abar_comm *comm)
+{
+    if (abar_comm_size(comm) == 1) return ABAR_OK;
+    int64_t batch = c->method[0].setup->train.batch;
+    for (int m = 1; m < c->methods; m++)
+        if (c->method[m].setup->train.batch < batch) batch = c->method[m].setup->train.batch;
+    for (int m = 0; m < c->methods; m++)
+        ABAR_TRY(abar__compare_settle(c->ctx, comm, c->method[m].setup, batch, c->dir, c->folder >= 0));
+    c->comm = comm;
     return ABAR_OK;
 }
 

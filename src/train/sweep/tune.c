@@ -349,6 +349,20 @@ void abar_tune_destroy(abar_tune *t)
 /* ---- reading ----------------------------------------------------------------------------------------------------------- */
 
 void abar_tune_jobs(abar_tune *t, int jobs) { t->jobs = jobs; }
+
+/* Trials have the settings of their optimizer, with values of their own. */
+abar_status abar_tune_ranks(abar_tune *t, abar_comm *comm)
+{
+    if (abar_comm_size(comm) == 1) return ABAR_OK;
+    int64_t batch = t->optimizer[0].setup->train.batch;
+    for (int o = 1; o < t->optimizers; o++)
+        if (t->optimizer[o].setup->train.batch < batch) batch = t->optimizer[o].setup->train.batch;
+    for (int o = 0; o < t->optimizers; o++)
+        ABAR_TRY(abar__compare_settle(t->ctx, comm, t->optimizer[o].setup, batch, t->dir, t->folder >= 0));
+    t->comm = comm;
+    return ABAR_OK;
+}
+
 const char *abar_tune_dir(const abar_tune *t) { return t->dir; }
 const abar_compare *abar_tune_current(const abar_tune *t) { return t->compare; }
 int abar_tune_trials(const abar_tune *t) { return t->trials; }

@@ -37,6 +37,7 @@ struct abar_tune {
     char dir[ABAR_OPTION_TEXT_MAX];
     int folder;          /* descriptor of its lock, or -1 */
     abar_status claimed; /* whether the folder could be made, of the comparison that runs */
+    abar_comm *comm;     /* of abar_tune_ranks; NULL: one rank */
     int trials, jobs, optimizers, n_over, axes, rounds;
     int64_t seeds;
     abar__space *over; /* n_over */

@@ -38,6 +38,7 @@ static void pass(void *user, const abar_compare_progress *p)
 static abar_status run_current(abar_tune *t)
 {
     abar_compare_jobs(t->compare, t->jobs);
+    ABAR_TRY(abar_compare_ranks(t->compare, t->comm));
     atomic_store(&t->running, t->compare);
     t->claimed = ABAR_OK;
     if (atomic_load(&t->stop)) abar_compare_stop(t->compare);

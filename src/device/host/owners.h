@@ -1,0 +1,33 @@
+/* Refreshes that several ranks divide: each derives the maps that it owns, and all have the results. What is due is the same on
+ * all ranks, so that owners follow from it alone; the longest first, each to the rank that has least (longest processing time
+ * first). A matrix of n rows costs n^3. */
+#ifndef ABAR_HOST_OWNERS_H
+#define ABAR_HOST_OWNERS_H
+
+#include "device/device_impl.h"
+
+typedef struct abar__owned {
+    abar__owners ranks; /* ranks 0 or 1: every map is this rank's */
+    int maps, n_due;
+    int *due;                /* maps whose refresh is due in this step */
+    int *owner;              /* of each of them: the rank */
+    double *load;            /* (ranks): cost of what each has */
+    int *at;                 /* (ranks): place of each in a walk over its maps */
+    int *part;               /* (ranks): likewise, tensor of that map */
+    void **recv;             /* (ranks) */
+    size_t *recv_bytes;      /* (ranks) */
+    abar__map_state *states; /* (maps), rank by rank */
+    void *memory;
+    size_t bytes;
+} abar__owned;
+
+abar_status abar__owned_make(abar_device *dev, const abar__owners *ranks, int maps, abar__owned *out);
+void abar__owned_release(abar_device *dev, abar__owned *o);
+/* Whether ranks divide the refreshes of such maps: those with matrices. */
+bool abar__owned_divides(const abar__owned *o, const abar__plan *plan);
+/* Gives every map that is due an owner. */
+void abar__owned_assign(abar__owned *o, const abar__plan *plans);
+/* All ranks: sends what this one has derived of its maps, and receives the rest. */
+abar_status abar__owned_gather(abar_device *dev, abar__owned *o, const abar__plan *plans, abar__map_state *states);
+
+#endif
