@@ -181,7 +181,7 @@ static int run_rank(cli *c, abar_comm *comm)
     return code;
 }
 
-static int run(cli *c) { return ranks_run(c, run_rank); }
+static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 
 const command command_eval = {
     .name = "eval",

@@ -203,7 +203,7 @@ static int lead(cli *c, abar_comm *comm)
 }
 
 static int run_rank(cli *c, abar_comm *comm) { return comparing_on_ranks(c, comm, lead); }
-static int run(cli *c) { return ranks_run(c, run_rank); }
+static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 
 const command command_sweep = {
     .name = "sweep",

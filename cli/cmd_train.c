@@ -297,6 +297,18 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     return code;
 }
 
+/* Of --gpus one for each; 0: as --ranks says. */
+static int count_ranks(cli *c, int *ranks)
+{
+    const char *device = flags_peek(c, "device"), *gpus = flags_peek(c, "gpus");
+    *ranks = 0;
+    if (!gpus || !gpus[0]) return EXIT_SUCCESS;
+    if (flags_peek(c, "ranks")) return cli_fail(c, EXIT_USAGE, "--gpus %s: starts a rank on each GPU, leave --ranks out", gpus);
+    if (device && strcmp(device, "cuda") != 0)
+        return cli_fail(c, EXIT_USAGE, "--gpus %s: and --device %s, leave one of them out", gpus, device);
+    return gpus_count(c, gpus, ranks);
+}
+
 static int run_rank(cli *c, abar_comm *comm)
 {
     train_flags flags = {0};
@@ -315,23 +327,11 @@ static int run_rank(cli *c, abar_comm *comm)
     return code;
 }
 
-/* Of --gpus one for each; 0: as --ranks says. */
-static int count_ranks(cli *c, int *ranks)
-{
-    const char *gpus = flags_peek(c, "gpus"), *device = flags_peek(c, "device");
-    *ranks = 0;
-    if (!gpus || !gpus[0]) return EXIT_SUCCESS;
-    if (flags_peek(c, "ranks")) return cli_fail(c, EXIT_USAGE, "--gpus %s: starts a rank on each GPU, leave --ranks out", gpus);
-    if (device && strcmp(device, "cuda") != 0)
-        return cli_fail(c, EXIT_USAGE, "--gpus %s: and --device %s, leave one of them out", gpus, device);
-    return gpus_count(c, gpus, ranks);
-}
-
 static int run(cli *c)
 {
     int ranks;
     const int code = count_ranks(c, &ranks);
-    return code ? code : ranks_run_on(c, ranks, run_rank);
+    return code ? code : ranks_run(c, ranks, run_rank);
 }
 
 const command command_train = {

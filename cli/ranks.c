@@ -13,7 +13,7 @@ typedef struct ranks_flags {
 
 static const abar_option rows[] = {RANKS_ROWS(offsetof(ranks_flags, ranks), offsetof(ranks_flags, timeout)), {0}};
 
-/* These flags must be known before the others are read. ranks 0: as --ranks says. */
+/* These flags must be known before the others are read. */
 static int open_ranks(cli *c, int ranks, abar_comm **comm)
 {
     ranks_flags flags = {0};
@@ -23,9 +23,8 @@ static int open_ranks(cli *c, int ranks, abar_comm **comm)
         const abar_status status = value ? abar_options_set(c->ctx, rows, &flags, row->name, value) : ABAR_OK;
         if (status < 0) return cli_fail_usage(c, status);
     }
-    if (ranks > 0) flags.ranks = ranks;
-    const abar_comm_config config = {
-        .size = sizeof config, .ranks = flags.ranks > 1 ? (int)flags.ranks : 0, .timeout = flags.timeout};
+    if (ranks == 0) ranks = (int)flags.ranks;
+    const abar_comm_config config = {.size = sizeof config, .ranks = ranks > 1 ? ranks : 0, .timeout = flags.timeout};
     const abar_status status = abar_comm_open(c->ctx, &config, comm);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
@@ -57,7 +56,7 @@ void ranks_announce(const abar_comm *comm, const abar_train_config *t, size_t st
     print_wrapped(out, 0, width, line);
 }
 
-int ranks_run_on(cli *c, int ranks, int (*run)(cli *c, abar_comm *comm))
+int ranks_run(cli *c, int ranks, int (*run)(cli *c, abar_comm *comm))
 {
     char failure[CLI_ERROR_MAX] = "";
     abar_comm *comm = NULL;
@@ -70,5 +69,3 @@ int ranks_run_on(cli *c, int ranks, int (*run)(cli *c, abar_comm *comm))
     abar_comm_close(comm);
     return code;
 }
-
-int ranks_run(cli *c, int (*run)(cli *c, abar_comm *comm)) { return ranks_run_on(c, 0, run); }

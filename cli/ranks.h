@@ -20,9 +20,8 @@
         "timeout", ABAR_OPTION_REAL, at_timeout, "30", 0.001, 1e6, NULL, "seconds that a rank waits for the others"   \
     }
 
-/* Opens the ranks, as many as --ranks says, runs the command on each, and closes them. Returns an exit code. */
-int ranks_run(cli *c, int (*run)(cli *c, abar_comm *comm));
-int ranks_run_on(cli *c, int ranks, int (*run)(cli *c, abar_comm *comm)); /* so many */
+/* Opens so many ranks (0: as --ranks or a launcher says), runs the command on each, and closes them. Returns an exit code. */
+int ranks_run(cli *c, int ranks, int (*run)(cli *c, abar_comm *comm));
 /* All ranks: they go on, or none does; rank 0 tells why. Returns code, or that of another rank's failure. */
 int ranks_agree(cli *c, abar_comm *comm, int code);
 /* After ABAR_E_PEER, on the other ranks. */

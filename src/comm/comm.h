@@ -42,8 +42,8 @@ typedef struct abar__tree_node {
 /* The nodes that terms first .. first + count of n fill completely, in the order of their terms. Returns how many. n is at most
  * 2^31. */
 int abar__tree_cover(int64_t n, int64_t first, int64_t count, abar__tree_node out[ABAR_TREE_NODES]);
-/* Buffers a rank needs to sum `count` terms from `first` on one after another: the largest number of unfinished nodes, with the
- * term that comes next. */
+/* Nodes that a rank keeps at most while it sums `count` terms from `first` on one after another, beside the term that comes
+ * next: one that completes a node is added to it. */
 int abar__tree_depth(int64_t n, int64_t first, int64_t count);
 /* A rank whose terms begin with `first` keeps a stack of buffers and puts each term on top. After `term` it adds the top buffer
  * to the one below, and drops the top, so many times. After its last term the stack holds the nodes of abar__tree_cover. */

@@ -58,8 +58,8 @@ static int nodes_of(int64_t n, int64_t first, int64_t count)
 int abar__tree_depth(int64_t n, int64_t first, int64_t count)
 {
     int depth = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int nodes = nodes_of(n, first, i) + 1;
+    for (int64_t i = 1; i <= count; i++) {
+        const int nodes = nodes_of(n, first, i);
         depth = nodes > depth ? nodes : depth;
     }
     return depth;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static void fail(abar__block_plan *p, const char *what)
+static void fail_blocks(abar__block_plan *p, const char *what)
 {
     if (!p->wrong) p->wrong = what;
 }
@@ -11,7 +11,7 @@ static void fail(abar__block_plan *p, const char *what)
 static int32_t state(abar__block_plan *p, const char *name, uint32_t modes, bool root)
 {
     if (p->n_states == ABAR_BLOCK_STATES) {
-        fail(p, "it keeps too many tensors, raise ABAR_BLOCK_STATES");
+        fail_blocks(p, "it keeps too many tensors, raise ABAR_BLOCK_STATES");
         return 0;
     }
     p->state[p->n_states] = (abar__block_state){.name = name, .modes = modes, .root = root};
@@ -21,7 +21,7 @@ static int32_t state(abar__block_plan *p, const char *name, uint32_t modes, bool
 static void stage(abar__block_plan *p, abar__block_stage s)
 {
     if (p->n_stages == ABAR_BLOCK_STAGES)
-        fail(p, "it has too many stages, raise ABAR_BLOCK_STAGES");
+        fail_blocks(p, "it has too many stages, raise ABAR_BLOCK_STAGES");
     else
         p->stage[p->n_stages++] = s;
 }
@@ -37,7 +37,7 @@ static const abar__block_stage *source(const abar__block_plan *p, int32_t of)
 abar__factors abar__blocks_average(abar__block_plan *p, const char *name, uint32_t modes, double beta)
 {
     const abar__factors f = {state(p, name, modes, false)};
-    if (modes == 0) fail(p, "it averages products of no mode");
+    if (modes == 0) fail_blocks(p, "it averages products of no mode");
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_AVERAGE, .state = f.index, .beta = beta, .every = 1});
     return f;
 }
@@ -45,7 +45,7 @@ abar__factors abar__blocks_average(abar__block_plan *p, const char *name, uint32
 abar__factors abar__blocks_sum_of_tensors(abar__block_plan *p, const char *name, int64_t every)
 {
     const abar__factors f = abar__blocks_average(p, name, ABAR_EVERY_MODE, 1.0);
-    if (every < 1) fail(p, "products are summed up at multiples of at least 1");
+    if (every < 1) fail_blocks(p, "products are summed up at multiples of at least 1");
     p->state[f.index].of_tensors = true;
     if (p->n_stages > 0) p->stage[p->n_stages - 1].every = every;
     return f;
@@ -62,8 +62,8 @@ abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, a
                                         double exponent, double eps, int64_t start, int64_t every)
 {
     const abar__block_stage *from = source(p, average.index);
-    if (!from || from->kind != ABAR_BLOCK_AVERAGE) fail(p, "it takes the root of what is no average of products");
-    if (start < 1 || every < 1) fail(p, "roots are taken from update 1 on, and at multiples of at least 1");
+    if (!from || from->kind != ABAR_BLOCK_AVERAGE) fail_blocks(p, "it takes the root of what is no average of products");
+    if (start < 1 || every < 1) fail_blocks(p, "roots are taken from update 1 on, and at multiples of at least 1");
     const abar__factors f = {state(p, name, p->state[average.index].modes, true)};
     p->state[f.index].of_tensors = p->state[average.index].of_tensors;
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_ROOT,
@@ -80,7 +80,7 @@ abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, a
 void abar__blocks_ridge(abar__block_plan *p, double ridge)
 {
     if (p->n_stages == 0 || p->stage[p->n_stages - 1].kind != ABAR_BLOCK_ROOT)
-        fail(p, "it raises the eigenvalues of what it takes no root of");
+        fail_blocks(p, "it raises the eigenvalues of what it takes no root of");
     else
         p->stage[p->n_stages - 1].ridge = ridge;
 }
@@ -103,14 +103,15 @@ void abar__blocks_heavy_ball(abar__block_plan *p, const char *name, double beta,
 
 void abar__blocks_multiply(abar__block_plan *p, abar__factors factors)
 {
-    if (factors.index >= p->n_states || !p->state[factors.index].root) fail(p, "it multiplies by what is no root");
+    if (factors.index >= p->n_states || !p->state[factors.index].root) fail_blocks(p, "it multiplies by what is no root");
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_MULTIPLY, .state = factors.index});
 }
 
 void abar__blocks_measure(abar__block_plan *p, abar__moments v, bool corrected, double eps, int64_t start)
 {
     const abar__block_stage *from = v.index < 0 ? NULL : source(p, v.index);
-    if (v.index >= 0 && (!from || from->kind != ABAR_BLOCK_SQUARES)) fail(p, "it divides by the root of what are no squares");
+    if (v.index >= 0 && (!from || from->kind != ABAR_BLOCK_SQUARES))
+        fail_blocks(p, "it divides by the root of what are no squares");
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_MEASURE,
                                  .state = v.index,
                                  .beta = from ? from->beta : 1.0,
@@ -124,14 +125,14 @@ void abar__blocks_rescale(abar__block_plan *p)
     const abar__block_stage *measured = NULL;
     for (int i = 0; i < p->n_stages; i++)
         if (p->stage[i].kind == ABAR_BLOCK_MEASURE) measured = &p->stage[i];
-    if (!measured) fail(p, "it rescales to a length that it never measures");
+    if (!measured) fail_blocks(p, "it rescales to a length that it never measures");
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_RESCALE, .state = -1, .start = measured ? measured->start : 1});
 }
 
 void abar__blocks_rescale_whole(abar__block_plan *p)
 {
     for (int i = 0; i < p->n_stages; i++)
-        if (p->stage[i].kind == ABAR_BLOCK_RESCALE) fail(p, "it rescales before it rescales whole parameters");
+        if (p->stage[i].kind == ABAR_BLOCK_RESCALE) fail_blocks(p, "it rescales before it rescales whole parameters");
     abar__blocks_rescale(p);
     if (p->n_stages > 0) p->stage[p->n_stages - 1].whole = true;
 }
@@ -147,7 +148,7 @@ static abar__basis begin_basis(abar__block_plan *p, const char *average, const c
         p->state[own[i]].longest = longest;
         p->state[own[i]].vector = i == 2;
     }
-    if (longest < 1) fail(p, "its bases are those of modes of no entries");
+    if (longest < 1) fail_blocks(p, "its bases are those of modes of no entries");
     return b;
 }
 
@@ -227,7 +228,7 @@ void abar__blocks_ball(abar__block_plan *p)
 
 void abar__blocks_turn(abar__block_plan *p, abar__basis b, abar__adam adam, int64_t every)
 {
-    if (every < 1) fail(p, "bases are renewed at multiples of at least 1");
+    if (every < 1) fail_blocks(p, "bases are renewed at multiples of at least 1");
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_BASIS,
                                  .state = b.basis.index,
                                  .from = b.average.index,

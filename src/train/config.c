@@ -459,9 +459,9 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above, and by its content in checkpoint.c. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {
-        "out",         "workers",  "stop-after", "checkpoint-every", "diagnose",       "data", "limit-test",
-        "accept-data", "snapshot", "classes",    "val-labels",       "check-replicas", "zero", NULL};
+    static const char *const free_to_change[] = {"out",        "workers",        "stop-after",  "checkpoint-every", "diagnose",
+                                                 "data",       "limit-test",     "accept-data", "snapshot",         "classes",
+                                                 "val-labels", "check-replicas", "zero",        "transport",        NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

@@ -34,7 +34,7 @@ static abar_status make_sum(abar__join *j, abar__tree_type type, size_t bytes, a
 {
     *out = (abar__stack_sum){.type = type, .capacity = (int64_t)(bytes / type)};
     if (bytes == 0) return ABAR_OK;
-    out->depth = j->direct ? 1 : abar__tree_depth(j->config.n, j->first, j->count);
+    out->depth = abar__tree_depth(j->config.n, j->first, j->count);
     out->bytes = (size_t)out->depth * slot_size(out);
     if (j->config.dev && (j->ranks == 1 || (j->config.nccl && j->config.fast))) return ABAR_OK; /* nothing else to add */
     return make_tree(j->ctx, j, type, out->capacity, &out->tree);

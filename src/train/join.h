@@ -29,7 +29,7 @@ typedef struct abar__stack_sum {
     abar__tree_type type;
     int64_t capacity, length; /* elements: at most, of this sum */
     int64_t next;             /* term that is added next */
-    int depth, filled;        /* nodes that are not complete, at most and now: (depth, capacity) in slots */
+    int depth, filled;        /* nodes that are kept, at most and now: (depth, capacity) in slots */
     char *slots;
     size_t bytes; /* of slots */
 } abar__stack_sum;

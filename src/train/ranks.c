@@ -80,9 +80,6 @@ abar_status abar__ranks_settle(abar_context *ctx, abar_comm *comm, abar_setup *s
     if (train->transport == ABAR_TRANSPORT_NCCL && train->micro == 0 && ranks == 1)
         train->micro = train->batch / train->accumulate; /* what is exchanged are micro-batches, of one rank, too */
     if (ranks == 1) return ABAR_OK;
-    if (train->zero && abar__is_cuda(train))
-        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--zero 1: divides state on the CPU alone, leave it out with --device %s",
-                          train->device);
     if (setup->method && abar_method_takes_whole_batch(setup->method->name))
         return abar__fail(ctx, ABAR_E_UNSUPPORTED,
                           "--optim %s: needs the gradients of all examples in one process, train it on one rank", train->optim);
@@ -299,8 +296,8 @@ static abar_status hash_tensor(void *user, const char *name, const abar_tensor *
     hashes *h = user;
     void *bytes;
     const size_t size = abar_tensor_bytes(tensor);
-    if (h->at) h->at[h->n] = 0;
-    if (h->at && tensor->data) { /* state that one rank has is compared with nothing */
+    if (h->at) h->at[h->n] = 0; /* of state that one rank has: it is compared with nothing */
+    if (h->at && tensor->data) {
         ABAR_TRY(abar__rank_bytes(h->t, tensor, &bytes));
         h->at[h->n] = abar__hash(ABAR_HASH_START, bytes, size);
     }

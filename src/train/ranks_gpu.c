@@ -46,7 +46,7 @@ static const char *host_of_rank(const abar_comm *comm, int rank)
 }
 
 /* Why NCCL cannot be used, on all ranks alike; "": it can. */
-static abar_status explain_host(abar_trainer *t, const gpu_word *words, char *why, size_t size)
+static void explain_host(const abar_trainer *t, const gpu_word *words, char *why, size_t size)
 {
     const int n = abar_comm_size(t->comm);
     int a, b;
@@ -57,21 +57,21 @@ static abar_status explain_host(abar_trainer *t, const gpu_word *words, char *wh
     if (!why[0] && find_shared(words, n, &a, &b))
         snprintf(why, size, "%s and %s have one GPU, NCCL needs one for each rank", abar_comm_name(t->comm, a),
                  abar_comm_name(t->comm, b));
-    return ABAR_OK;
 }
 
 static abar_status compare_gpus(abar_trainer *t, char *why, size_t size)
 {
     gpu_word own = {.found = abar__nccl_find(t->ctx) == ABAR_OK};
+    const abar_status known = t->dev->ops->stream->identify(t->dev, own.gpu);
     const size_t bytes = (size_t)abar_comm_size(t->comm) * sizeof own;
     void *words;
     snprintf(own.host, sizeof own.host, "%s", host_of_rank(t->comm, abar_comm_rank(t->comm)));
-    ABAR_TRY(t->dev->ops->stream->identify(t->dev, own.gpu));
+    own.found = own.found && known == ABAR_OK;
     ABAR_TRY(abar__alloc(t->ctx, bytes, &words));
     abar_status status = abar__comm_gather(t->comm, &own, sizeof own, words);
-    if (status == ABAR_OK) status = explain_host(t, words, why, size);
+    if (status == ABAR_OK) explain_host(t, words, why, size);
     abar__free(t->ctx, words, bytes);
-    return status;
+    return known < 0 ? known : status; /* the other ranks learn of it when all agree */
 }
 
 abar_status abar__ranks_connect(abar_trainer *t)

@@ -102,11 +102,10 @@ static int tree_part(abar_comm *c, abar_context *ctx, const problem *p)
     const int depth = abar__tree_depth(p->n, first, count);
     void *stack[ABAR_TREE_NODES + 1] = {0};
     int top = 0, most = 0;
-    for (int i = 0; i < depth; i++) stack[i] = malloc(bytes + 1);
+    for (int i = 0; i < depth + 1; i++) stack[i] = malloc(bytes + 1);
     for (int64_t term = first; term < first + count; term++) {
-        CHECK(top < depth);
+        CHECK(top <= depth);
         fill(p, term, stack[top++]);
-        most = top > most ? top : most;
         for (int m = abar__tree_merges(p->n, first, term); m > 0; m--, top--) {
             CHECK(top >= 2);
             if (p->type == ABAR_TREE_FLOAT)
@@ -114,6 +113,7 @@ static int tree_part(abar_comm *c, abar_context *ctx, const problem *p)
             else
                 abar__tree_add_doubles(stack[top - 2], stack[top - 1], p->length);
         }
+        most = top > most ? top : most;
     }
     abar__tree_node nodes[ABAR_TREE_NODES];
     CHECK(most == depth && top == abar__tree_cover(p->n, first, count, nodes));
@@ -138,7 +138,7 @@ static int tree_part(abar_comm *c, abar_context *ctx, const problem *p)
         CHECK(both == 2 * e * ((uint64_t)top * (l - own) + (uint64_t)(p->size - 1) * own));
     }
     abar__tree_sum_destroy(s);
-    for (int i = 0; i < depth; i++) free(stack[i]);
+    for (int i = 0; i < depth + 1; i++) free(stack[i]);
     free(sum);
     return 0;
 }
@@ -316,7 +316,7 @@ static void cover_of_equal_powers_of_two_is_one_node(void **state)
             for (int64_t r = 0; r < size; r++) assert_int_equal(abar__tree_cover(n, n / size * r, n / size, nodes), 1);
     const int64_t most = (int64_t)1 << 31;
     assert_int_equal(abar__tree_cover(most, 1, most - 2, nodes), 60); /* 1 + 2 + ... + 2^29 from both ends */
-    assert_int_equal(abar__tree_depth(8, 0, 8), 4);
+    assert_int_equal(abar__tree_depth(8, 0, 8), 3);
     assert_int_equal(abar__tree_depth(8, 0, 0), 0);
 }
 

@@ -40,10 +40,34 @@ static abar_status copy_at_once(abar_device *dev, void *dst, const void *src, si
     return ABAR_OK;
 }
 
-static bool never(abar_device *dev, void *mark)
+static bool events_end = true;
+
+static bool is_done(abar_device *dev, void *mark)
 {
     (void)dev, (void)mark;
-    return false;
+    return events_end;
+}
+
+static abar_status make_event(abar_device *dev, void **mark)
+{
+    *mark = dev;
+    return ABAR_OK;
+}
+
+static abar_status with_event(abar_device *dev, void *mark)
+{
+    (void)dev, (void)mark;
+    return ABAR_OK;
+}
+
+static void without(abar_device *dev, void *thing) { (void)dev, (void)thing; }
+
+/* What is captured runs at once and leaves nothing to replay: it is captured anew in every step. */
+static abar_status end_capture(abar_device *dev, void **graph)
+{
+    (void)dev;
+    *graph = NULL;
+    return ABAR_OK;
 }
 
 static void *no_queue(abar_device *dev)
@@ -59,7 +83,15 @@ static const abar__stream_ops queue = {.wait = wait_queue,
                                        .side_end = wait_queue,
                                        .side_join = wait_queue,
                                        .current = no_queue,
-                                       .event_done = never,
+                                       .capture_begin = wait_queue,
+                                       .capture_end = end_capture,
+                                       .replay = with_event,
+                                       .forget = without,
+                                       .event_create = make_event,
+                                       .event_destroy = without,
+                                       .event_record = with_event,
+                                       .event_wait = with_event,
+                                       .event_done = is_done,
                                        .settle = settle_bytes,
                                        .copy_bytes = copy_at_once};
 
@@ -188,7 +220,8 @@ static abar_status next_batch(abar_device *dev, abar__feed *f)
 
 static abar_status begin_epoch(abar_device *dev, abar__feed *f, int64_t epoch, int64_t first, const int32_t *order, int64_t n)
 {
-    (void)epoch, (void)first, (void)order, (void)n;
+    (void)order, (void)n;
+    ABAR_TRY(abar_loader_seek(fed.e->loader, epoch, first));
     return next_batch(dev, f);
 }
 
@@ -214,7 +247,8 @@ typedef struct joined {
     int32_t order[128];
 } joined;
 
-typedef enum way { HOST, QUEUED, NCCL } way; /* cpu as it is; queued, ranks exchange through the host; over NCCL */
+/* cpu as it is; queued, ranks exchange through the host; over NCCL; queued in the pipeline's parts */
+typedef enum way { HOST, QUEUED, NCCL, PIPED } way;
 
 static void build(joined *j, fixture *f, abar_setup *setup, abar_comm *comm, way how)
 {
@@ -291,6 +325,31 @@ static void keep_block(snapshot *s, const void *data, size_t bytes)
     s->used += bytes;
 }
 
+/* The same steps as the trainer gives them: enqueued once, then captured, in the parts between which ranks exchange. */
+static void run_pipeline(joined *j)
+{
+    engine *e = &j->e;
+    abar__pipeline p;
+    const int64_t each = abar_loader_batches(e->loader);
+    const abar_schedule schedule = {.size = sizeof schedule,
+                                    .kind = ABAR_SCHEDULE_CONSTANT,
+                                    .lr = e->setup->train.lr,
+                                    .epochs = 2,
+                                    .steps_per_epoch = each};
+    need(e->f, abar__pipeline_create(&e->stepper, e->dev, e->loader, &p));
+    bad_one = -1;
+    for (int64_t k = 0; k < STEPS; k++) {
+        abar__step_result r;
+        bool got;
+        if (k % each == 0) need(e->f, abar__pipeline_seek(&p, &schedule, k / each, 0));
+        need(e->f, abar__pipeline_enqueue(&p, schedule.lr, false));
+        need(e->f, abar__pipeline_collect(&p, true, &r, &got));
+        assert_true(got && !r.skipped);
+        assert_int_equal(r.loss.count, e->setup->train.batch);
+    }
+    abar__pipeline_release(e->f->ctx, &p);
+}
+
 /* All state after some steps, and the running statistics that the training set has at the end. */
 static snapshot train(fixture *f, abar_setup *setup, abar_comm *comm, way how, int64_t bad)
 {
@@ -301,7 +360,8 @@ static snapshot train(fixture *f, abar_setup *setup, abar_comm *comm, way how, i
     engine *e = &j->e;
     need(f, abar_loader_seek(e->loader, 0, 0));
     if (queued) need(f, abar__data_feed_seek(&e->feed, e->loader, 0, 0));
-    for (int64_t k = 0; k < STEPS; k++) {
+    if (how == PIPED) run_pipeline(j);
+    for (int64_t k = how == PIPED ? STEPS : 0; k < STEPS; k++) {
         const bool skips = bad >= 0 && k == 2;
         if (queued)
             assert_int_equal(queued_step_of(j, k, skips ? bad : -1), skips);
@@ -421,6 +481,12 @@ static void queued_further_gradients_have_the_hosts_bits(void **state)
     check(*state, "lenet5", "adahessian", RUN "micro=6 hessian-every=2");
 }
 
+static void queued_parts_of_a_pipeline_have_the_hosts_bits(void **state)
+{
+    check_way(*state, PIPED, "resnet20", "mac", RUN "micro=6 tcov=2 tinv=2");
+    check_way(*state, PIPED, "lenet5", "adahessian", RUN "micro=12 hessian-every=2");
+}
+
 /* Labels are drawn by the number of the step, which cpu's operations do not read from the queue: ranks are compared alone. */
 static void queued_drawn_labels_have_the_bits_of_one_rank(void **state)
 {
@@ -429,6 +495,7 @@ static void queued_drawn_labels_have_the_bits_of_one_rank(void **state)
     const snapshot one = train_apart(f, setup, 1, QUEUED, -1);
     compare(one, train_apart(f, setup, 2, QUEUED, -1), "2 ranks");
     compare(one, train_apart(f, setup, 4, QUEUED, -1), "4 ranks");
+    compare(one, train_apart(f, setup, 2, PIPED, -1), "2 ranks in parts");
     free(one.bytes);
     abar_setup_destroy(f->ctx, setup);
 }
@@ -474,6 +541,7 @@ static int wait_for_nobody(fixture *f, abar_setup *setup)
     joined *j = calloc(1, sizeof *j);
     if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
     build(j, f, setup, comm, NCCL);
+    events_end = false;
     const double began = abar__seconds();
     const abar_status status = abar__join_wait(&j->join, NULL);
     const double took = abar__seconds() - began;
@@ -551,6 +619,7 @@ int main(void)
         with_fixture(queued_batch_norms_have_the_hosts_bits),
         with_fixture(queued_sums_of_attention_have_the_hosts_bits),
         with_fixture(queued_further_gradients_have_the_hosts_bits),
+        with_fixture(queued_parts_of_a_pipeline_have_the_hosts_bits),
         with_fixture(queued_drawn_labels_have_the_bits_of_one_rank),
         with_fixture(queued_loss_that_is_not_finite_is_skipped_by_all),
         with_fixture(queued_exchanges_over_nccl_have_the_hosts_bits),

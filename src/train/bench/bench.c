@@ -16,8 +16,7 @@ struct abar_bench {
     abar__stepper stepper;
     abar__bench_ranks ranks;
     abar__nccl *nccl; /* of one rank, whose exchanges are timed, too; NULL: none */
-    abar__join join;
-    double *times; /* of each step: whole, forward, backward, update, in exchanges of ranks */
+    double *times;    /* of each step: whole, forward, backward, update, in exchanges of ranks */
     int64_t steps;
     int64_t period; /* steps between statistics, 0: none are taken */
     abar__bench_profile profile;
@@ -64,13 +63,12 @@ static abar_status fill_input(abar_bench *b, const abar_net *net, int64_t seed)
 /* What NCCL costs where there is nobody to exchange with. */
 static abar_status join_over_nccl(abar_bench *b, const abar_setup *setup)
 {
-    if (setup->train.transport != ABAR_TRANSPORT_NCCL) return ABAR_OK;
     ABAR_TRY(abar__nccl_open(b->ctx, NULL, &b->nccl));
     abar__join_config config = abar__join_request(setup, b->dev, b->net, b->extra, abar_optim_pending_count(b->optim));
     config.nccl = b->nccl;
-    ABAR_TRY(abar__join_create(b->ctx, &config, &b->join));
-    b->stepper.join = &b->join;
-    b->stepper.accumulate = b->join.count;
+    ABAR_TRY(abar__join_create(b->ctx, &config, &b->ranks.join));
+    b->stepper.join = &b->ranks.join;
+    b->stepper.accumulate = b->ranks.join.count;
     return ABAR_OK;
 }
 
@@ -91,8 +89,8 @@ static abar_status make(abar_bench *b)
     abar__net_request request = {.batch = abar__micro_of(train), .training = true};
     ABAR_TRY(abar__data_look(b->ctx, setup, &b->info));
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
-    if (b->dev->ops->stream && train->micro > 0 &&
-        (train->transport != ABAR_TRANSPORT_NCCL || abar_comm_size(b->ranks.comm) > 1))
+    if (b->dev->ops->stream &&
+        (abar_comm_size(b->ranks.comm) > 1 || (train->micro > 0 && train->transport != ABAR_TRANSPORT_NCCL)))
         return abar__fail(b->ctx, ABAR_E_UNSUPPORTED,
                           "--device %s: bench times ranks and --micro on the CPU, and one rank with --transport nccl",
                           train->device);
@@ -109,9 +107,9 @@ static abar_status make(abar_bench *b)
                                  .accumulate = abar__passes_of(train),
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed};
-    if (b->dev->ops->stream)
+    if (setup->train.transport == ABAR_TRANSPORT_NCCL)
         ABAR_TRY(join_over_nccl(b, setup));
-    else
+    else if (!b->dev->ops->stream)
         ABAR_TRY(abar__bench_ranks_make(&b->ranks, setup, abar_optim_pending_count(b->optim), &b->stepper));
     const int64_t seed = train->seed + abar_comm_rank(b->ranks.comm);
     ABAR_TRY(fill_input(b, b->net, seed));
@@ -310,7 +308,6 @@ void abar_bench_release(abar_bench *b)
     abar__replays_destroy(b->replays);
     abar__bench_ranks_release(&b->ranks);
     if (b->rows) abar__free(b->ctx, b->rows, rows_bytes(b));
-    abar__join_release(&b->join);
     abar__nccl_close(b->nccl);
     abar_optim_destroy(b->optim);
     abar_net_destroy(b->extra);

@@ -484,9 +484,6 @@ abar_status abar__compare_settle(abar_context *ctx, abar_comm *comm, abar_setup 
     abar_train_config *train = &setup->train;
     if (setup->model == &abar__own_model || abar__is_own_data(setup))
         return abar__fail(ctx, ABAR_E_UNSUPPORTED, "ranks: a network or data of the program's own is compared on one rank");
-    if (ranks > 1 && abar__is_cuda(train))
-        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--device %s: runs are compared on one rank each, leave --ranks out",
-                          train->device);
     if (begun && train->micro == 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: was begun on one rank without --micro, continue it on one rank", dir);
     if (train->micro == 0 && train->accumulate == 1 && batch % ranks == 0) train->micro = batch / ranks;
