@@ -210,7 +210,7 @@ static abar__block_stage *last_step(abar__block_plan *p)
 {
     abar__block_stage *s = p->n_stages > 0 ? &p->stage[p->n_stages - 1] : NULL;
     if (s && s->kind == ABAR_BLOCK_STEP) return s;
-    fail(p, "it says how a step is made that it does not make");
+    fail_blocks(p, "it says how a step is made that it does not make");
     return NULL;
 }
 

@@ -28,20 +28,24 @@ static size_t place(abar__owned *o, char *base)
     return at;
 }
 
-abar_status abar__owned_make(abar_device *dev, const abar__owners *ranks, int maps, abar__owned *out)
+abar_status abar__owned_make(abar_device *dev, const abar__owners *ranks, int maps, abar__owned **out)
 {
-    *out = (abar__owned){.ranks = *ranks, .maps = maps};
+    const size_t own = abar__round_up(sizeof **out, ABAR_ALIGN);
+    abar__owned o = {.ranks = *ranks, .maps = maps};
+    void *memory;
+    *out = NULL;
     if (ranks->ranks <= 1) return ABAR_OK;
-    out->bytes = place(out, NULL);
-    ABAR_TRY(abar__alloc(dev->ctx, out->bytes, &out->memory));
-    place(out, out->memory);
+    o.bytes = own + place(&o, NULL);
+    ABAR_TRY(abar__alloc(dev->ctx, o.bytes, &memory));
+    place(&o, (char *)memory + own);
+    *out = memory;
+    **out = o;
     return ABAR_OK;
 }
 
 void abar__owned_release(abar_device *dev, abar__owned *o)
 {
-    abar__free(dev->ctx, o->memory, o->bytes);
-    *o = (abar__owned){0};
+    if (o) abar__free(dev->ctx, o, o->bytes);
 }
 
 /* ---- owners ------------------------------------------------------------------------------------------------------------- */
@@ -57,7 +61,7 @@ static double cost(const abar__plan *p)
     return sum;
 }
 
-bool abar__owned_divides(const abar__owned *o, const abar__plan *plan) { return o->ranks.ranks > 1 && cost(plan) > 0.0; }
+bool abar__owned_divides(const abar__owned *o, const abar__plan *plan) { return o && cost(plan) > 0.0; }
 
 void abar__owned_assign(abar__owned *o, const abar__plan *plans)
 {

@@ -7,7 +7,7 @@
 #include "device/device_impl.h"
 
 typedef struct abar__owned {
-    abar__owners ranks; /* ranks 0 or 1: every map is this rank's */
+    abar__owners ranks;
     int maps, n_due;
     int *due;                /* maps whose refresh is due in this step */
     int *owner;              /* of each of them: the rank */
@@ -17,11 +17,11 @@ typedef struct abar__owned {
     void **recv;             /* (ranks) */
     size_t *recv_bytes;      /* (ranks) */
     abar__map_state *states; /* (maps), rank by rank */
-    void *memory;
-    size_t bytes;
+    size_t bytes; /* of this and the arrays behind it */
 } abar__owned;
 
-abar_status abar__owned_make(abar_device *dev, const abar__owners *ranks, int maps, abar__owned *out);
+/* *out is NULL where there is one rank, and every map is its own. */
+abar_status abar__owned_make(abar_device *dev, const abar__owners *ranks, int maps, abar__owned **out);
 void abar__owned_release(abar_device *dev, abar__owned *o);
 /* Whether ranks divide the refreshes of such maps: those with matrices. */
 bool abar__owned_divides(const abar__owned *o, const abar__plan *plan);

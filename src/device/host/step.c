@@ -56,7 +56,7 @@ struct abar__compiled_step {
     double rate, *rates; /* of the next step; of those from first_rate on, where there is more than one */
     int64_t first_rate, n_rates, rates_capacity;
     abar__update_scalars scalars;
-    abar__owned owned; /* refreshes that ranks divide */
+    abar__owned *owned; /* refreshes that ranks divide; NULL: one rank */
     double refresh_seconds, apply_seconds;
     abar__step_outcome outcomes[ABAR_STEP_RESULTS];
 };
@@ -130,7 +130,7 @@ static void destroy(abar_device *dev, abar__compiled_step *s)
     if (!s) return;
     abar_device_free(dev, s->workspace, s->workspace_bytes);
     abar_device_free(dev, s->saved, s->saved_bytes);
-    abar__owned_release(dev, &s->owned);
+    abar__owned_release(dev, s->owned);
     abar__free(dev->ctx, s->memory, s->memory_bytes);
     abar__free(dev->ctx, s->rates, (size_t)s->rates_capacity * sizeof *s->rates);
     abar__free(dev->ctx, s, sizeof *s);
@@ -176,7 +176,7 @@ static abar_status create(abar_device *dev, const abar__step_desc *desc, abar__c
 
 static size_t bytes(const abar__compiled_step *s)
 {
-    return sizeof *s + s->memory_bytes + s->workspace_bytes + s->saved_bytes + s->owned.bytes;
+    return sizeof *s + s->memory_bytes + s->workspace_bytes + s->saved_bytes + (s->owned ? s->owned->bytes : 0);
 }
 static void *workspace(const abar__compiled_step *s) { return s->workspace; }
 
@@ -377,7 +377,7 @@ static bool commit(abar_device *dev, abar__compiled_step *s, int first, const do
 
 static abar_status share(abar_device *dev, abar__compiled_step *s, const abar__owners *owners)
 {
-    abar__owned_release(dev, &s->owned);
+    abar__owned_release(dev, s->owned);
     return abar__owned_make(dev, owners, s->desc.n_maps, &s->owned);
 }
 
@@ -397,8 +397,8 @@ static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool commit
     const abar__plan *p = &s->plans[i];
     if (!abar__refreshes(&s->desc.cadence, &s->states[i], p->number, abar__plan_is_calibrated(p), s->control.now, committed))
         return;
-    if (abar__owned_divides(&s->owned, p))
-        s->owned.due[s->owned.n_due++] = i;
+    if (abar__owned_divides(s->owned, p))
+        s->owned->due[s->owned->n_due++] = i;
     else
         renew(dev, s, i);
 }
@@ -406,8 +406,8 @@ static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool commit
 /* What other ranks derive is the same on all, failures included: it comes with the map's state. */
 static abar_status refresh_divided(abar_device *dev, abar__compiled_step *s)
 {
-    abar__owned *o = &s->owned;
-    if (o->n_due == 0) return ABAR_OK;
+    abar__owned *o = s->owned;
+    if (!o || o->n_due == 0) return ABAR_OK;
     abar__owned_assign(o, s->plans);
     for (int i = 0; i < o->n_due; i++)
         if (o->owner[i] == o->ranks.rank) renew(dev, s, o->due[i]);
