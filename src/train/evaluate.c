@@ -62,8 +62,7 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
 /* The batches of an evaluation, divided over ranks that have the same settings, data and weights. */
 static abar_status divide(abar_context *ctx, abar_comm *comm, evaluator *e)
 {
-    const abar__join_config config = {
-        .comm = comm, .n = abar_comm_size(comm), .test_batches = abar_loader_batches(e->loader)};
+    const abar__join_config config = {.comm = comm, .n = abar_comm_size(comm), .test_batches = abar_loader_batches(e->loader)};
     if (abar_comm_size(comm) == 1) return ABAR_OK;
     ABAR_TRY(abar__join_create(ctx, &config, &e->join));
     e->stepper.join = &e->join;
