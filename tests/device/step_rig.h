@@ -32,7 +32,7 @@ typedef struct rig_config {
 
 /* Every rule and method. */
 enum {
-    RIG_CONFIGS = 71,
+    RIG_CONFIGS = 72,
     RIG_SGD = 0,
     RIG_ADAMW = 4,
     RIG_MAC = 5,
