@@ -92,7 +92,7 @@ static void bench(abar_context *ctx, const char *model, const char *optim, doubl
     abar_dataset_info info = {0};
     need(ctx, abar__data_look(ctx, setup, &info));
     need(ctx, abar__net_build(ctx, setup, &info, dev, &(abar__net_request){.batch = 8, .training = true}, &net));
-    need(ctx, abar__optim_build(ctx, setup, dev, net, &o));
+    need(ctx, abar__optim_build(ctx, setup, dev, net, NULL, &o));
     double parameters = 0, shadows = 0, whole;
     for (int i = 0; i < o->n_active; i++) {
         parameters += (double)o->active[i].count;

@@ -7,13 +7,14 @@
 A step is forward, cross-entropy, backward and SGD with momentum 0.9 on one fixed batch that is
 already on the device. Prints JSON objects, one per line, times in milliseconds.
 
-On the CPU each round runs a block of steps in NCHW, then one in channels-last, so that other load
-affects both alike. On a GPU there is a line per model, precision and mode: eager, and graph, where
-the whole step is one CUDA graph. bf16 is channels-last and tries two ways, float32 weights under
-autocast and bfloat16 weights with float32 masters; the faster one counts. Transformers
-(peer_transformers.py) run on a GPU in bf16 only and also try the kinds of fused attention, in a graph;
-eager runs the fastest of them. gpt2 takes fused AdamW and torch.compile, compiled before timing
-starts, or a graph where compiling fails.
+On the CPU each round runs a block of steps in NCHW, in channels-last, and in both with the loss
+compiled by torch.compile, so that other load affects all alike. On a GPU there is a line per model,
+precision and mode: compiled, where torch.compile makes the loss and the whole step is one CUDA graph;
+graph, which is such a graph without torch.compile; and eager. Compiling ends before timing starts;
+compile_s is how long the first step takes. bf16 is channels-last and tries two ways, float32 weights
+under autocast and bfloat16 weights with float32 masters; the faster one counts. Transformers
+(peer_transformers.py) run on a GPU in bf16 only and also try the kinds of fused attention; the later
+modes run the fastest way of the first. gpt2 takes fused AdamW.
 """
 
 import argparse
@@ -43,6 +44,7 @@ SHAPES = {
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}
 DEVICE = transformers.DEVICE  # of the measurements on a GPU
+MODES = ["compiled", "graph", "eager"]  # likewise
 BATCH = 128
 WARM_UP = 3
 
@@ -62,7 +64,7 @@ def summary(times):
 class Run:
     """One network in one memory format, with its optimizer, batch and step times."""
 
-    def __init__(self, model, batch, memory_format, optimizer):
+    def __init__(self, model, batch, memory_format, optimizer, compiled=False):
         torch.manual_seed(0)
         self.module = networks.build(model).to(memory_format=memory_format).train()
         x = torch.randn(batch, *SHAPES[model])
@@ -71,11 +73,15 @@ class Run:
         self.optimizer = torch.optim.SGD(
             self.module.parameters(), lr=0.01, momentum=0.9, **OPTIMIZERS[optimizer]
         )
+        self.loss = torch.compile(self.written_loss) if compiled else self.written_loss
         self.times = []
+
+    def written_loss(self):
+        return F.cross_entropy(self.module(self.x), self.labels)
 
     def step(self):
         self.optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(self.module(self.x), self.labels).backward()
+        self.loss().backward()
         self.optimizer.step()
 
     def block(self, steps):
@@ -105,13 +111,19 @@ def time_on_cpu(args, model):
     torch.set_num_threads(args.threads)
     optimizer = fastest_optimizer(model)
     batch = args.batch or BATCH
-    runs = {
-        name: Run(model, batch, memory_format, optimizer)
-        for name, memory_format in FORMATS.items()
-    }
-    for run in runs.values():
-        for _ in range(WARM_UP):
-            run.step()
+    runs = {}
+    for compiled in (False, True):
+        for name, memory_format in FORMATS.items():
+            run = Run(model, batch, memory_format, optimizer, compiled)
+            try:
+                for _ in range(WARM_UP):
+                    run.step()
+            except Exception as error:  # noqa: BLE001 - torch.compile fails in many ways
+                if not compiled:
+                    raise
+                print(f"peer_torch: {model} {name} compiled: {str(error).strip()[:400]}", file=sys.stderr)
+                continue
+            runs[f"{name}_compiled" if compiled else name] = run
     for _ in range(args.rounds):
         for run in runs.values():
             run.block(args.steps)
@@ -211,6 +223,11 @@ def record(run):
     return graph.replay
 
 
+def finish():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def mark():
     if DEVICE != "cuda":
         return time.perf_counter()
@@ -243,20 +260,26 @@ def time_on_gpu(model, batch, recipe, mode, steps):
     torch.cuda.empty_cache()
     began = time.monotonic()
     run = GpuStep(model, batch, recipe)
-    if mode == "compile":
+    if mode == "compiled":
+        torch.compiler.reset()
         run.compile()
+    run.step()
+    finish()
+    compile_s = time.monotonic() - began
     for _ in range(WARM_UP):
         run.step()
+    finish()
     if DEVICE == "cuda":
-        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()  # memory of cuDNN's trial runs does not count
     warm_up_s = time.monotonic() - began
-    step = record(run) if mode == "graph" else run.step
+    step = run.step if mode == "eager" else record(run)
     time_blocks(step, 10, blocks=3 if model in transformers.MODELS else 10)
     times = time_blocks(step, steps)
     result = {"model": model, "device": DEVICE, "batch": batch, "mode": mode, "recipe": recipe}
     result.update(summary(times))
     result["warm_up_s"] = round(warm_up_s, 2)
+    if mode == "compiled":
+        result["compile_s"] = round(compile_s, 2)
     result["peak_bytes"] = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
     return result
 
@@ -278,14 +301,12 @@ def try_on_gpu(model, batch, recipe, mode, steps):
 
 
 def transformer_lines(args, model):
-    batch, modes = args.batch or transformers.BATCH[model], args.mode or transformers.MODES[model]
+    batch, modes = args.batch or transformers.BATCH[model], args.mode or MODES
     count, unit = transformers.rate_of(model)
     recipes = transformers.RECIPES[model]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for mode in modes:
         tried = [r for recipe in recipes for r in try_on_gpu(model, batch, recipe, mode, args.steps)]
-        if not tried and mode == "compile":
-            tried = try_on_gpu(model, batch, recipes[0], "graph", args.steps)
         for line in tried:
             line[f"{unit}_per_s"] = round(1e3 * batch * count / line["median_ms"], 1)
         if tried:
@@ -298,11 +319,10 @@ def gpu_lines(args, model):
     for precision in args.precision:
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
-        for mode in args.mode or ["eager", "graph"]:
-            recipes_tried = recipes[precision]
-            print_line(
-                precision, [time_on_gpu(model, batch, r, mode, args.steps) for r in recipes_tried]
-            )
+        for mode in args.mode or MODES:
+            tried = [r for recipe in recipes[precision] for r in try_on_gpu(model, batch, recipe, mode, args.steps)]
+            if tried:
+                print_line(precision, tried)
 
 
 def parse_arguments():
@@ -316,7 +336,7 @@ def parse_arguments():
     parser.add_argument(
         "--precision", choices=["fp32", "tf32", "bf16"], nargs="+", default=["bf16"]
     )
-    parser.add_argument("--mode", choices=["eager", "graph", "compile"], nargs="+")
+    parser.add_argument("--mode", choices=MODES, nargs="+", help="[all]")
     args = parser.parse_args()
     if min(args.batch or 1, args.threads, args.steps, args.rounds) < 1 or args.steps * args.rounds < 2:
         parser.error("numbers must be positive, and two steps at least")

@@ -28,7 +28,6 @@ RECIPES = {
     "swin-tiny": ["autocast", "masters", "masters written"],
     "gpt2": ["autocast"],
 }
-MODES = {"deit-small": ["graph", "eager"], "swin-tiny": ["graph", "eager"], "gpt2": ["compile"]}
 
 
 def sizes(model, tiny):

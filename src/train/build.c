@@ -370,13 +370,7 @@ static abar_status tell_split(abar_context *ctx, const abar_setup *setup, const 
 }
 
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
-                              abar_optim **out)
-{
-    return abar__optim_build_with(ctx, setup, dev, net, NULL, out);
-}
-
-abar_status abar__optim_build_with(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
-                                   const abar_net *extra, abar_optim **out)
+                              const abar_net *extra, abar_optim **out)
 {
     abar_optim_config config;
     void *memory;

@@ -118,10 +118,8 @@ abar_extra abar__setup_extra(const abar_setup *setup);
 abar_status abar__extra_net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                                   const abar_net *net, bool plan_only, abar_net **out);
 /* extra: that net; NULL: there is none, and rules that need it are refused. */
-abar_status abar__optim_build_with(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
-                                   const abar_net *extra, abar_optim **out);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
-                              abar_optim **out);
+                              const abar_net *extra, abar_optim **out);
 abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                                   abar_map_visitor visit, void *user);
 abar_status abar__optim_plan_params(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,

@@ -3,6 +3,7 @@
  */
 #include "optim/muon_rig.h"
 #include "optim/optim_snapshot.h"
+#include "repeated.h"
 
 enum { PARAMS = 3, TERMS = 7 };
 
@@ -82,7 +83,7 @@ typedef void checker(const char *device, const char *rule, const char *setting);
 
 static void on_each(checker *check)
 {
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         for (const char *const *rule = abar_rule_names(); *rule; rule++) check(devices[d], *rule, NULL);
         for (int i = 0; i < VARIANTS; i++) check(devices[d], variants[i][0], variants[i][1]);
     }

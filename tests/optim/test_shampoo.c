@@ -1,6 +1,7 @@
 /* Shampoo through an optimizer: against the float64 oracle (tests/oracle/shampoo.py), and the identities of optimizers.md
  * section 1. Its state: test_shampoo_state.c. */
 #include "optim/golden_steps.h"
+#include "repeated.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 static double tolerance_on(const char *device) { return strcmp(device, "ref") == 0 ? 1e-11 : 1e-4; }
@@ -82,7 +83,7 @@ static void shampoo_is_its_authors(void **state)
     golden_set peer = steps, paper_peer = paper;
     peer.file = ABAR_TEST_DATA "/golden/shampoo_peer.safetensors";
     paper_peer.file = ABAR_TEST_DATA "/golden/shampoo_paper_peer.safetensors";
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         golden_check(&peer, devices[d], 1e-5);
         golden_check(&paper_peer, devices[d], 1e-5);
     }
@@ -110,7 +111,7 @@ static void shampoo_grafted_to_sgd_moves_as_far_as_the_gradient(void **state)
 {
     (void)state;
     static const shape one[] = {{2, {12, 9}}};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         double start[108];
         rig_open(&r, devices[d], one, 1);
@@ -131,7 +132,7 @@ static void shampoo_grafted_to_sgd_moves_as_far_as_the_gradient(void **state)
 static void shampoo_with_exponent_0_is_sgd(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig a, b;
         rig_open(&a, devices[d], shapes, PARAMS);
         rig_open(&b, devices[d], shapes, PARAMS);
@@ -156,7 +157,7 @@ static void shampoo_with_blocks_of_1_is_adagrad(void **state)
 {
     (void)state;
     static const shape one[] = {{2, {5, 4}}};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         double w[20], s[20] = {0.0};
         rig_open(&r, devices[d], one, 1);
@@ -191,7 +192,7 @@ static void shampoo_of_one_gradient_is_orthogonal(void **state)
 {
     (void)state;
     static const shape one[] = {{2, {7, 7}}};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         double g[49];
         rig_open(&r, devices[d], one, 1);
@@ -224,7 +225,7 @@ static void shampoo_of_one_diagonal_or_vector_is_its_direction(void **state)
     static const shape two[] = {{2, {4, 4}}, {1, {5}}};
     static const double diagonal[] = {0.5, -2.0, 3.0, -0.125}, vector[] = {3.0, -1.0, 0.0, 2.0, -0.5}, eps = 1e-3;
     const double length = sqrt(9.0 + 1.0 + 4.0 + 0.25 + eps);
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         rig_open(&r, devices[d], two, 2);
         no_decay(&r);
@@ -253,7 +254,7 @@ static void shampoo_without_eps_ignores_the_scale_of_gradients(void **state)
 {
     (void)state;
     static const shape two[] = {{2, {6, 6}}, {2, {6, 6}}};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         rig_open(&r, devices[d], two, 2);
         rig_shampoo(&r, SETTINGS("shampoo-eps=0", "shampoo-block=6"));
@@ -276,7 +277,7 @@ static void shampoo_of_fused_qkv_and_of_groups_is_that_of_their_parts(void **sta
     (void)state;
     static const shape fused[] = {{2, {24, 12}}}, third[] = {{2, {8, 12}}, {2, {8, 12}}, {2, {8, 12}}};
     static const shape grouped[] = {{4, {16, 2, 3, 3}}}, groups[] = {{4, {8, 2, 3, 3}}, {4, {8, 2, 3, 3}}};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig a, b;
         rig_open(&a, devices[d], fused, 1);
         rig_open(&b, devices[d], third, 3);
@@ -303,7 +304,7 @@ static void shampoo_of_fused_qkv_and_of_groups_is_that_of_their_parts(void **sta
 static void shampoo_divides_accumulated_gradients(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig a, b;
         rig_open(&a, devices[d], shapes, PARAMS);
         rig_open(&b, devices[d], shapes, PARAMS);

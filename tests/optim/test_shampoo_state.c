@@ -4,6 +4,7 @@
 #include "optim/optim_snapshot.h"
 
 #include "plan/block_plan.h"
+#include "repeated.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 static void open_mixed(rig *r, const char *device, const char *const *settings)
@@ -52,7 +53,7 @@ static void shampoo_without_graft_and_momentum_keeps_factors_alone(void **state)
 static void shampoo_plans_its_bytes(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         size_t planned, names_bytes = 3 * 3 + 16 + 1 + 2 + 1; /* "p0", ... and the longest label */
         open_mixed(&r, devices[d], SETTINGS("graft=adam", "shampoo-block=7"));
@@ -118,7 +119,7 @@ static void shampoo_refuses_impossible_settings(void **state)
 static void shampoo_keeps_its_factors_when_products_overflow(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         open_mixed(&r, devices[d], SETTINGS("graft=adam", "shampoo-block=20", "beta1=0", "shampoo-eps=1e-3"));
         fixture_fill_grads(&r.f, 1.0);
@@ -147,7 +148,7 @@ static void shampoo_keeps_its_factors_when_products_overflow(void **state)
 static void shampoo_without_roots_multiplies_by_the_identity(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         open_mixed(&r, devices[d], SETTINGS("shampoo-eps=0", "shampoo-block=20", "beta1=0"));
         for (int i = 0; i < 3; i++)
@@ -169,7 +170,7 @@ static void shampoo_raises_eps_until_there_are_roots(void **state)
 {
     (void)state;
     static const shape one[] = {{2, {3, 3}}};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         rig_open(&r, devices[d], one, 1);
         r.f.params[0].weight_decay = 0.0;

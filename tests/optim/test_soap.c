@@ -2,6 +2,7 @@
  * Its state: test_soap_state.c. */
 #include "optim/golden_steps.h"
 #include "optim/rotations.h"
+#include "repeated.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 static double tolerance_on(const char *device) { return strcmp(device, "ref") == 0 ? 1e-9 : 1e-4; }
@@ -46,7 +47,7 @@ static void soap_is_its_authors(void **state)
     peer.file = ABAR_TEST_DATA "/golden/soap_peer.safetensors";
     peer.cases = 10;
     peer.options = 10;
-    for (int d = 0; d < 2; d++) golden_check(&peer, devices[d], 1e-5);
+    for (int d = first_device(); d < 2; d++) golden_check(&peer, devices[d], 1e-5);
 }
 
 /* ---- hyperball and cautious decay ------------------------------------------------------------------------------------- */
@@ -172,7 +173,7 @@ static void fill_square(rig *r, const abar_tensor *t)
 static void soap_makes_no_first_step(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++)
+    for (int d = first_device(); d < 2; d++)
         for (int kl = 0; kl < 2; kl++) {
             rig r;
             double before[PARAMS];
@@ -193,7 +194,7 @@ static void soap_makes_no_first_step(void **state)
 static void soap_without_rotations_is_adamw_one_step_later(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig a, b;
         rig_open(&a, devices[d], shapes, PARAMS);
         rig_open(&b, devices[d], shapes, PARAMS);
@@ -218,7 +219,7 @@ static void soap_without_rotations_is_adamw_one_step_later(void **state)
 static void soap_without_rotations_has_adamws_eps_uncorrected(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         double w[SQUARE], m[SQUARE] = {0.0}, v[SQUARE] = {0.0};
         rig_open(&r, devices[d], squares, 1);
@@ -249,7 +250,7 @@ static void soap_follows_rotations(void **state)
     double left[SQUARE], right[SQUARE];
     fill_rotation(0.4, left);
     fill_rotation(1.1, right);
-    for (int d = 0; d < 2; d++)
+    for (int d = first_device(); d < 2; d++)
         for (int kl = 0; kl < 2; kl++) {
             rig r;
             rig_open(&r, devices[d], squares, 2);
@@ -271,7 +272,7 @@ static void soap_follows_rotations(void **state)
 static void soap_without_eps_ignores_the_scale_of_gradients(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         rig_open(&r, devices[d], squares, 2);
         rig_soap(&r, SETTINGS("soap-freq=2", "eps=0"));
@@ -290,7 +291,7 @@ static void soap_without_eps_ignores_the_scale_of_gradients(void **state)
 static void soap_normalized_steps_have_the_rms_of_the_rate(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         double before[SQUARE], sum = 0.0;
         rig_open(&r, devices[d], squares, 1);
@@ -344,7 +345,7 @@ static void soap_of_fused_qkv_and_of_groups_is_that_of_their_parts(void **state)
     (void)state;
     static const shape fused[] = {{2, {24, 8}}}, thirds[] = {{2, {8, 8}}, {2, {8, 8}}, {2, {8, 8}}};
     static const shape grouped[] = {{4, {8, 3, 2, 2}}}, halves[] = {{4, {4, 3, 2, 2}}, {4, {4, 3, 2, 2}}};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         check_parts(devices[d], fused, thirds, 3, SETTINGS("soap-freq=2"));
         check_parts(devices[d], fused, thirds, 3, SETTINGS("soap-freq=2", "soap-factors=kl"));
         check_parts(devices[d], grouped, halves, 2, SETTINGS("soap-freq=2"));

@@ -4,13 +4,11 @@
 #include "optim/optim_snapshot.h"
 
 #include "plan/block_plan.h"
+#include "repeated.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 
-static void open_mixed(rig *r, const char *device, const char *const *settings)
-{
-    rig_open_mixed(r, device, "soap", settings);
-}
+static void open_mixed(rig *r, const char *device, const char *const *settings) { rig_open_mixed(r, device, "soap", settings); }
 
 /* ---- state ------------------------------------------------------------------------------------------------------------ */
 
@@ -55,7 +53,7 @@ static void soap_names_its_state(void **state)
 static void soap_plans_its_bytes(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         size_t planned, names_bytes = 3 * 3 + 16 + 1 + 2 + 1; /* "p0", ... and the longest label */
         open_mixed(&r, devices[d], SETTINGS("soap-factors=kl"));
@@ -125,7 +123,7 @@ static void soap_keeps_its_state_when_products_overflow(void **state)
 {
     (void)state;
     static const char *const kept[] = {"factors.p0", "momentum.p0", "squares.p0"};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         open_mixed(&r, devices[d], SETTINGS("soap-freq=10"));
         for (int k = 0; k < 2; k++) {
@@ -153,7 +151,7 @@ static void soap_keeps_its_state_when_products_overflow(void **state)
 static void soap_of_zero_gradients_has_the_identity_as_basis(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         open_mixed(&r, devices[d], SETTINGS("soap-freq=1"));
         const double weight = fixture_get(&r.f.params[0].value, 5);
@@ -181,7 +179,7 @@ static void soap_of_zero_gradients_has_the_identity_as_basis(void **state)
 static void soap_keeps_its_bases_orthonormal(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         rig r;
         open_mixed(&r, devices[d], SETTINGS("soap-freq=1"));
         for (int k = 0; k < 5; k++) {

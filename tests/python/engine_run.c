@@ -86,7 +86,7 @@ static abar_status start(engine *e, const char *path, const char *optim, int64_t
     const abar__net_request request = {.batch = dim[1], .training = true};
     ABAR_TRY(abar__net_build(e->ctx, e->setup, &info, e->dev, &request, &e->net));
     ABAR_TRY(load_weights(e));
-    return abar__optim_build(e->ctx, e->setup, e->dev, e->net, &e->optim);
+    return abar__optim_build(e->ctx, e->setup, e->dev, e->net, NULL, &e->optim);
 }
 
 /* Batch k mod K into the net. */

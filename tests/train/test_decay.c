@@ -26,7 +26,7 @@ static void check_decay(fixture *f, const char *model, const char *options, bool
     need(f, abar__data_look(f->ctx, setup, &info));
     need(f, abar__device_open(f->ctx, setup, &dev));
     need(f, abar__net_build(f->ctx, setup, &info, dev, &(abar__net_request){.batch = 1, .training = true}, &net));
-    need(f, abar__optim_build(f->ctx, setup, dev, net, &optim));
+    need(f, abar__optim_build(f->ctx, setup, dev, net, NULL, &optim));
     for (int i = 0; i < abar_net_param_count(net); i++) {
         const abar_param *p = abar_net_param(net, i);
         memset(p->grad.data, 0, abar_tensor_bytes(&p->grad));

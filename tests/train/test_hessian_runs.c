@@ -3,6 +3,7 @@
 #include "train_runs.h"
 
 #include "optim/optim_impl.h"
+#include "repeated.h"
 
 #include <math.h>
 
@@ -89,7 +90,7 @@ static void further_passes_change_no_statistics(void **state)
 {
     fixture *f = *state;
     static const char *const rules[] = {"adamw", "adahessian", "sophia"};
-    for (int d = 0; d < 2; d++) {
+    for (int d = first_device(); d < 2; d++) {
         double average[3], running[3] = {0};
         for (int i = 0; i < 3; i++) {
             abar_setup *setup = make_setup(f, "resnet20", rules[i],

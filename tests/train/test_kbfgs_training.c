@@ -97,7 +97,7 @@ static void start(problem *p, const char *device, const char *name, int64_t accu
         const abar_tensor w = tensor(p->train, "w.", param->name);
         need(f, abar_tensor_copy(f->ctx, &param->value, &w));
     }
-    need(f, abar__optim_build(f->ctx, p->setup, p->dev, p->net, &p->optim));
+    need(f, abar__optim_build(f->ctx, p->setup, p->dev, p->net, NULL, &p->optim));
     p->stepper = (abar__stepper){.ctx = f->ctx,
                                  .net = p->net,
                                  .optim = p->optim,

@@ -55,7 +55,7 @@ static size_t taken(fixture *f, const abar_setup *setup, size_t *names)
     need(f, abar__net_build(f->ctx, setup, &info, dev, &request, &net));
     need(f, abar__extra_net_build(f->ctx, setup, &info, dev, net, false, &extra));
     const size_t before = abar_context_memory(f->ctx).now;
-    need(f, abar__optim_build_with(f->ctx, setup, dev, net, extra, &optim));
+    need(f, abar__optim_build(f->ctx, setup, dev, net, extra, &optim));
     const size_t bytes = abar_context_memory(f->ctx).now - before;
     assert_int_equal(bytes, abar_optim_bytes(optim));
     *names = optim->text_bytes;

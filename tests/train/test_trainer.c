@@ -202,6 +202,26 @@ static void fed_bench_stays_within_an_epoch_and_writes_nothing(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+static abar_bench_result timed(fixture *f, const char *optim, const char *options)
+{
+    abar_setup *setup = make_setup(f, "lenet5", optim, options);
+    const abar_bench_config config = {.size = sizeof config, .steps = 4, .warmup = 1};
+    abar_bench_result r = {.size = sizeof r};
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, NULL));
+    abar_setup_destroy(f->ctx, setup);
+    return r;
+}
+
+static void bench_makes_the_further_passes_of_a_rule(void **state)
+{
+    const size_t plain = timed(*state, "adamw", "batch=16 threads=1").peak_bytes;
+    const size_t batch = 16 * 28 * 28 * sizeof(float);
+    assert_true(timed(*state, "adahessian", "batch=16 threads=1").peak_bytes >= plain + batch); /* a second net */
+    assert_true(timed(*state, "sophia", "batch=16 threads=1").peak_bytes >= plain + batch);
+    assert_true(timed(*state, "ngd", "batch=16 threads=1 fisher=mc:2").ms_median > 0.0);
+    assert_true(timed(*state, "kbfgs", "batch=16 threads=1").ms_median > 0.0);
+}
+
 static void bench_times_add_up(void **state)
 {
     fixture *f = *state;
@@ -361,6 +381,7 @@ int main(void)
         with_fixture(memory_plan_is_within_two_percent_of_the_peak),
         with_fixture(waiting_for_data_is_reported_after_twenty_steps),
         with_fixture(fed_bench_stays_within_an_epoch_and_writes_nothing),
+        with_fixture(bench_makes_the_further_passes_of_a_rule),
         with_fixture(bench_times_add_up),
         with_fixture(bench_counts_bytes_and_flops),
         with_fixture(bench_spreads_statistics_over_steps),

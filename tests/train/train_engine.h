@@ -29,7 +29,7 @@ static inline engine *make_engine_with(fixture *f, abar_setup *setup, bool resid
     need(f, abar__device_open(f->ctx, setup, &e->dev));
     need(f, abar__net_build(f->ctx, setup, abar_dataset_info_of(e->data), e->dev, &request, &e->net));
     need(f, abar__extra_net_build(f->ctx, setup, abar_dataset_info_of(e->data), e->dev, e->net, false, &e->extra));
-    need(f, abar__optim_build_with(f->ctx, setup, e->dev, e->net, e->extra, &e->optim));
+    need(f, abar__optim_build(f->ctx, setup, e->dev, e->net, e->extra, &e->optim));
     need(f, abar__data_feed_create(f->ctx, e->dev, e->data, e->loader, &loader, request.batch, !resident, &e->feed));
     e->stepper = (abar__stepper){.ctx = f->ctx,
                                  .net = e->net,

@@ -309,7 +309,6 @@ static bool solve_shifted(abar_device *dev, int64_t n, const double *k, int64_t 
 /* One Jacobi rotation that clears element (p, q) of the symmetric matrix a and turns the rows of v along. */
 static void rotate(int64_t d, double *a, double *v, int64_t p, int64_t q)
 {
-    if (a[p * d + q] == 0.0) return;
     double theta = (a[q * d + q] - a[p * d + p]) / (2.0 * a[p * d + q]);
     double t = (theta >= 0.0 ? 1.0 : -1.0) / (fabs(theta) + sqrt(theta * theta + 1.0)), c = 1.0 / sqrt(t * t + 1.0), s = t * c;
     for (int64_t k = 0; k < d; k++) {
@@ -360,10 +359,12 @@ bool abar__ref_eigen(abar_device *dev, int64_t d, const void *in, double scale, 
             size += a[i * d + j] * a[i * d + j];
         }
     if (!isfinite(size)) return false;
+    const double least = 1e-30 * size / (double)(d * d); /* even if all are as small as this their sum is small enough */
     for (int sweep = 0; off_diagonal(d, a) > 1e-30 * size; sweep++) {
         if (sweep == 60) return false;
         for (int64_t p = 0; p < d; p++)
-            for (int64_t q = p + 1; q < d; q++) rotate(d, a, v, p, q);
+            for (int64_t q = p + 1; q < d; q++)
+                if (a[p * d + q] * a[p * d + q] > least) rotate(d, a, v, p, q);
     }
     for (int64_t i = 0; i < d; i++) values[i] = a[i * d + i];
     for (int64_t i = 0; i < d; i++)

@@ -9,7 +9,7 @@
 struct abar_bench {
     abar_context *ctx;
     abar_device *dev;
-    abar_net *net;
+    abar_net *net, *extra; /* extra: of the further passes that some rules need; NULL: there are none */
     abar_optim *optim;
     abar_dataset_info info;
     abar__stepper stepper;
@@ -38,9 +38,9 @@ static abar_status fill_labels(abar_bench *b, const abar_tensor *to)
 }
 
 /* Normal noise for the input, or tokens in turn; labels in turn. */
-static abar_status fill_input(abar_bench *b, int64_t seed)
+static abar_status fill_input(abar_bench *b, const abar_net *net, int64_t seed)
 {
-    abar_tensor input = abar_net_input(b->net), target = abar_net_target(b->net);
+    abar_tensor input = abar_net_input(net), target = abar_net_target(net);
     int64_t count = abar_tensor_count(&input);
     void *noise;
     ABAR_TRY(fill_labels(b, &target));
@@ -62,23 +62,22 @@ static abar_status build(abar_bench *b, const abar_setup *setup)
     const abar_train_config *train = &setup->train;
     abar__net_request request = {.batch = abar__micro_of(train), .training = true};
     ABAR_TRY(abar_setup_check(b->ctx, setup));
-    if (abar__setup_extra(setup) != ABAR_EXTRA_NONE)
-        return abar__fail(b->ctx, ABAR_E_UNSUPPORTED,
-                          "bench: the further passes of %s are not timed here, abar train prints its images per second",
-                          setup->train.optim);
     ABAR_TRY(abar__data_look(b->ctx, setup, &b->info));
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));
-    ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, &b->optim));
+    ABAR_TRY(abar__extra_net_build(b->ctx, setup, &b->info, b->dev, b->net, false, &b->extra));
+    ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, b->extra, &b->optim));
     b->stepper = (abar__stepper){.ctx = b->ctx,
                                  .net = b->net,
+                                 .extra = b->extra,
                                  .optim = b->optim,
                                  .info = &b->info,
                                  .micro = request.batch,
                                  .accumulate = train->accumulate,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed};
-    return fill_input(b, train->seed);
+    ABAR_TRY(fill_input(b, b->net, train->seed));
+    return b->extra ? fill_input(b, b->extra, train->seed) : ABAR_OK;
 }
 
 /* The learning rate is 0: the weights do not change, so that every step computes on the same finite numbers. */
@@ -252,6 +251,7 @@ void abar_bench_release(abar_bench *b)
     abar__replays_destroy(b->replays);
     if (b->rows) abar__free(b->ctx, b->rows, rows_bytes(b));
     abar_optim_destroy(b->optim);
+    abar_net_destroy(b->extra);
     abar_net_destroy(b->net);
     abar_device_close(b->dev);
     abar__free(b->ctx, b->times, (size_t)(TIMES * b->steps) * sizeof *b->times);

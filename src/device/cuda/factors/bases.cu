@@ -339,20 +339,15 @@ __device__ static double *group_row(const row_group &g, int i)
 }
 
 /* sum (64, 32) += a b^T: warp w has rows 16 w on. */
-__device__ static void add_narrow(double (&sum)[2][4][2], const double_slab &a, const double_slab &b)
+__device__ static void add_narrow(double_piece (&sum)[4], const double_slab &a, const double_slab &b)
 {
-    const int warp = (int)threadIdx.x / 32, group = (int)threadIdx.x % 32 / 4, pair = (int)threadIdx.x % 4;
+    double u[4][2];
+    load_left(u, a, 16 * ((int)threadIdx.x / 32));
 #pragma unroll
-    for (int k = 0; k < SLAB; k += 4) {
-        double u[2], v[4];
-#pragma unroll
-        for (int i = 0; i < 2; i++) u[i] = a[16 * warp + 8 * i + group][k + pair];
-#pragma unroll
-        for (int j = 0; j < 4; j++) v[j] = b[8 * j + group][k + pair];
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) multiply_add(sum[i][j], u[i], v[j]);
+    for (int j = 0; j < 4; j++) {
+        double v[4];
+        load_right(v, b, 8 * j);
+        multiply_add(sum[j], u, v);
     }
 }
 
@@ -361,7 +356,7 @@ __device__ static void multiply_by_v(const row_group &g, int64_t top, int count,
 {
     const int warp = (int)threadIdx.x / 32, group = (int)threadIdx.x % 32 / 4, pair = (int)threadIdx.x % 4;
     const int64_t n = g.w.n;
-    double sum[2][4][2] = {};
+    double_piece sum[4] = {};
     for (int64_t k = top; k < n; k += SLAB) {
         for (int e = (int)threadIdx.x; e < TILE * SLAB; e += THREADS) {
             const int i = e / SLAB, j = e % SLAB;
@@ -374,11 +369,11 @@ __device__ static void multiply_by_v(const row_group &g, int64_t top, int count,
         __syncthreads();
     }
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int j = 0; j < 4; j++)
 #pragma unroll
-        for (int j = 0; j < 4; j++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) to[j / 2][16 * warp + 8 * i + group][8 * (j % 2) + 2 * pair + e] = sum[i][j][e];
+            for (int e = 0; e < 2; e++) to[j / 2][16 * warp + 8 * i + group][8 * (j % 2) + 2 * pair + e] = sum[j][i][e];
     __syncthreads();
 }
 

@@ -24,10 +24,12 @@
 #include "device/cuda/stats/stats.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum { TILE = DOUBLE_TILE, THREADS = DOUBLE_THREADS, DECIDERS = 1024, BUFFERS = 5, STEPS_MOST = 24 };
 
-#define WAVE_BYTES ((size_t)128 << 20)
+#define WAVE_BYTES ((size_t)256 << 20)
 #define LARGEST_P 64
 #define FARTHEST 1e-10 /* the smallest eigenvalue over |A| that the first steps are made for */
 #define LEAST 1e-4     /* T^p M of the largest eigenvalue over that of others: below, it would lose digits */
@@ -74,6 +76,7 @@ typedef struct factor_state {
     int32_t phase, at[BUFFERS];
     int32_t bit; /* of p, that is being raised to */
     int32_t iterations, raised;
+    unsigned long long farthest; /* bits of the largest |M - I| of the tiles so far; those of numbers >= 0 have their order */
     double eps, norm, trace;
 } factor_state;
 
@@ -93,7 +96,7 @@ typedef struct all_roots {
     const int32_t *first_tile; /* (n_waves + 1) */
     const schedule *schedules; /* (LARGEST_P + 1), of those p that there are */
     factor_state *states;
-    double *partial; /* (tiles, 2): of a phase that sums up */
+    double *partial; /* (tiles, 2): of the phase NORM */
     control *now;
     abar__cuda_root_call *call;
 } all_roots;
@@ -286,7 +289,8 @@ static __global__ void __launch_bounds__(THREADS) advance_tiles(const __grid_con
     case STORE: store_tile(f, s, t); return;
     }
     const double farthest = operate(f, operation_of(r, f, s), t);
-    if (threadIdx.x == 0) r.partial[2 * at] = farthest;
+    if (threadIdx.x == 0 && s.phase == FINISH)
+        atomicMax(&r.states[t.factor].farthest, (unsigned long long)__double_as_longlong(farthest));
 }
 
 /* ---- decisions -------------------------------------------------------------------------------------------------------- */
@@ -302,6 +306,7 @@ __device__ static void start(factor_state *s, double eps)
 {
     s->phase = NORM;
     s->iterations = 0;
+    s->farthest = 0;
     s->eps = eps;
     for (int i = 0; i < BUFFERS; i++) s->at[i] = i;
 }
@@ -338,11 +343,11 @@ __device__ static void follow(const all_roots &r, int i)
 {
     const factor f = r.factors[i];
     factor_state s = r.states[i];
-    double sum = 0.0, trace = 0.0, farthest = 0.0;
-    for (int k = f.first; k < f.first + f.tiles && (s.phase == NORM || s.phase == FINISH); k++) {
+    double sum = 0.0, trace = 0.0;
+    const double farthest = __longlong_as_double((long long)s.farthest);
+    for (int k = f.first; k < f.first + f.tiles && s.phase == NORM; k++) {
         sum += r.partial[2 * k];
         trace += r.partial[2 * k + 1];
-        farthest = fmax(farthest, r.partial[2 * k]);
     }
     switch (s.phase) {
     case NORM:
@@ -364,6 +369,7 @@ __device__ static void follow(const all_roots &r, int i)
         break;
     case FINISH:
         swap(&s, OF_M, OF_NEXT_P);
+        s.farthest = 0;
         s.phase = farthest <= TOLERANCE ? STORE : APPLY;
         if (!(farthest <= DIVERGED) || (s.phase == APPLY && ++s.iterations == ITERATIONS)) fall(r, f, &s);
         break;
@@ -556,6 +562,12 @@ static abar_status make(abar_device *dev, abar__cuda_rooter *r, const abar__cuda
     return status;
 }
 
+static int larger_first(const void *a, const void *b)
+{
+    const int64_t x = ((const abar__cuda_root *)a)->n, y = ((const abar__cuda_root *)b)->n;
+    return (x < y) - (x > y);
+}
+
 extern "C" abar_status abar__cuda_rooter_create(abar_device *dev, const abar__cuda_root *roots, int n,
                                                 abar__cuda_root_call *call, abar__cuda_rooter **out)
 {
@@ -563,7 +575,16 @@ extern "C" abar_status abar__cuda_rooter_create(abar_device *dev, const abar__cu
     abar__cuda_rooter *r;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *r, (void **)&r));
     r->s.call = call;
-    const abar_status status = make(dev, r, roots, n);
+    /* Singular factors take the most rounds. Most are small: sorted, they share a wave in which only they are left at last. */
+    abar__cuda_root *sorted = NULL;
+    const size_t bytes = (size_t)n * sizeof *sorted;
+    abar_status status = abar__alloc(dev->ctx, bytes, (void **)&sorted);
+    if (status == ABAR_OK) {
+        if (n > 0) memcpy(sorted, roots, bytes);
+        qsort(sorted, (size_t)n, sizeof *sorted, larger_first);
+        status = make(dev, r, sorted, n);
+        abar__free(dev->ctx, sorted, bytes);
+    }
     if (status < 0)
         abar__cuda_rooter_destroy(dev, r);
     else

@@ -3,7 +3,7 @@
  * the other indices. Sums have a fixed order. */
 #include "device/cuda/step/blocks.h"
 
-enum { TILE = ABAR_BLOCK_TILE, SLAB = 16, THREADS = 256 };
+enum { TILE = ABAR_BLOCK_TILE, SLAB = 16, THREADS = 256, HELD = SLAB * TILE / THREADS };
 
 /* X along a mode. */
 typedef struct unfolding {
@@ -11,15 +11,27 @@ typedef struct unfolding {
     int64_t rows, columns, behind;
 } unfolding;
 
+/* The two factors of a part of a product. */
 typedef float slab[SLAB][TILE + 4];
+typedef slab slab_pair[2];
+
+/* What a thread moves of a slab, on its way from global memory. along: neighbouring threads have neighbouring rows of the tile,
+ * else neighbouring terms of its sums; whichever are neighbours in memory. */
+typedef struct held {
+    float v[HELD];
+    bool along;
+} held;
 
 __device__ static unfolding unfold(const abar__block &b, const float *x, int mode)
 {
     return {x, b.dim[mode], b.count / b.dim[mode], abar__block_behind(&b, mode)};
 }
 
+/* Of the last and the first mode without a division, which would take longer than the products. */
 __device__ static int64_t place_of(const unfolding &u, int64_t row, int64_t column)
 {
+    if (u.behind == 1) return column * u.rows + row;
+    if (u.behind == u.columns) return row * u.behind + column;
     return (column / u.behind * u.rows + row) * u.behind + column % u.behind;
 }
 
@@ -28,54 +40,92 @@ __device__ static float element_of(const unfolding &u, int64_t row, int64_t colu
     return row < u.rows && column < end ? u.x[place_of(u, row, column)] : 0.0f;
 }
 
-/* to[k][i] = (row + i, column + k): columns of the unfolding are summed over. Neighbouring threads read neighbours. */
-__device__ static void load_rows(slab &to, const unfolding &u, int64_t row, int64_t column, int64_t end)
+/* Calls visit(h, k, i) for the elements [k][i] of a slab that this thread moves. */
+template <typename Visit> __device__ static void for_held(bool along, Visit visit)
 {
-    for (int e = (int)threadIdx.x; e < SLAB * TILE; e += THREADS) {
-        const int k = u.behind == 1 ? e / TILE : e % SLAB, i = u.behind == 1 ? e % TILE : e / SLAB;
-        to[k][i] = element_of(u, row + i, column + k, end);
+#pragma unroll
+    for (int h = 0; h < HELD; h++) {
+        const int e = (int)threadIdx.x + h * THREADS;
+        visit(h, along ? e / TILE : e % SLAB, along ? e % TILE : e / SLAB);
     }
 }
 
-/* to[k][i] = (row + k, column + i): rows of the unfolding are summed over. */
-__device__ static void load_columns(slab &to, const unfolding &u, int64_t row, int64_t column)
+/* [k][i] = (row + i, column + k): columns of the unfolding are summed over. */
+__device__ static held fetch_rows(const unfolding &u, int64_t row, int64_t column, int64_t end)
 {
-    for (int e = (int)threadIdx.x; e < SLAB * TILE; e += THREADS) {
-        const int k = u.behind == 1 ? e % SLAB : e / TILE, i = u.behind == 1 ? e / SLAB : e % TILE;
-        to[k][i] = element_of(u, row + k, column + i, u.columns);
-    }
+    held to = {{}, u.behind == 1};
+    for_held(to.along, [&](int h, int k, int i) { to.v[h] = element_of(u, row + i, column + k, end); });
+    return to;
 }
 
-/* to[k][i] = element (row + i, column + k) of a matrix (n, n), or of its transpose. Neighbouring threads read neighbours. */
-__device__ static void load_matrix(slab &to, const float *matrix, int64_t n, bool transposed, int64_t row, int64_t column)
+/* [k][i] = (row + k, column + i): rows of the unfolding are summed over. */
+__device__ static held fetch_columns(const unfolding &u, int64_t row, int64_t column)
 {
-    for (int e = (int)threadIdx.x; e < SLAB * TILE; e += THREADS) {
-        const int k = transposed ? e / TILE : e % SLAB, i = transposed ? e % TILE : e / SLAB;
+    held to = {{}, u.behind != 1};
+    for_held(to.along, [&](int h, int k, int i) { to.v[h] = element_of(u, row + k, column + i, u.columns); });
+    return to;
+}
+
+/* [k][i] = element (row + i, column + k) of a matrix (n, n), or of its transpose. */
+__device__ static held fetch_matrix(const float *matrix, int64_t n, bool transposed, int64_t row, int64_t column)
+{
+    held to = {{}, transposed};
+    for_held(to.along, [&](int h, int k, int i) {
         const int64_t at = transposed ? (column + k) * n + row + i : (row + i) * n + column + k;
-        to[k][i] = row + i < n && column + k < n ? matrix[at] : 0.0f;
-    }
+        to.v[h] = row + i < n && column + k < n ? matrix[at] : 0.0f;
+    });
+    return to;
 }
 
-/* Thread (x, y) of 16 x 16 owns rows y + 16 i and columns x + 16 j of the tile. */
+__device__ static void put(slab &to, const held &from)
+{
+    for_held(from.along, [&](int h, int k, int i) { to[k][i] = from.v[h]; });
+}
+
+/* Thread (x, y) of 16 x 16 owns rows 4 y on and columns 4 x on of the tile. */
 __device__ static void add_slab(float (&sum)[4][4], const slab &left, const slab &right)
 {
     const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
 #pragma unroll
-    for (int k = 0; k < SLAB; k++)
+    for (int k = 0; k < SLAB; k++) {
+        const float4 of_left = *(const float4 *)&left[k][4 * y], of_right = *(const float4 *)&right[k][4 * x];
+        const float a[] = {of_left.x, of_left.y, of_left.z, of_left.w}, b[] = {of_right.x, of_right.y, of_right.z, of_right.w};
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) sum[i][j] += left[k][y + 16 * i] * right[k][x + 16 * j];
+            for (int j = 0; j < 4; j++) sum[i][j] += a[i] * b[j];
+    }
 }
 
-/* Calls visit(row, column, i, j) for what this thread owns of the tile. */
+/* sum += the product of what fetch(which, k), which 0 or 1, has for k from first to end: one part is multiplied while the next
+ * one is on its way. */
+template <typename Fetch>
+__device__ static void add_product(float (&sum)[4][4], int64_t first, int64_t end, slab_pair (&buffers)[2], Fetch fetch)
+{
+    held next[2];
+#pragma unroll
+    for (int which = 0; which < 2; which++)
+        if (first < end) next[which] = fetch(which, first);
+    int now = 0;
+    for (int64_t k = first; k < end; k += SLAB, now ^= 1) {
+#pragma unroll
+        for (int which = 0; which < 2; which++) put(buffers[now][which], next[which]);
+        __syncthreads();
+#pragma unroll
+        for (int which = 0; which < 2; which++)
+            if (k + SLAB < end) next[which] = fetch(which, k + SLAB);
+        add_slab(sum, buffers[now][0], buffers[now][1]);
+    }
+}
+
+/* Calls visit(row, column, i, j) for what this thread owns of the tile: neighbouring threads have neighbouring columns. */
 template <typename Visit> __device__ static void for_own(int64_t down, int64_t left, Visit visit)
 {
     const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) visit(down + y + 16 * i, left + x + 16 * j, i, j);
+        for (int j = 0; j < 4; j++) visit(down + 4 * y + i, left + 4 * x + j, i, j);
 }
 
 /* The sum of all chunks of a tile, by the block that is last with its own; false: another one will. */
@@ -98,7 +148,7 @@ static __global__ void __launch_bounds__(THREADS)
     average_tiles(const abar__block_item *items, const abar__block_result *results, const abar__block_tile *tiles,
                   const __grid_constant__ abar__block_average a, float *partial, unsigned *tickets, const abar__cuda_live *now)
 {
-    __shared__ slab left, right;
+    __shared__ __align__(16) slab_pair buffers[2];
     const abar__block_tile t = tiles[blockIdx.x];
     const abar__block_item &item = items[t.item];
     const abar__block &b = item.b;
@@ -111,18 +161,13 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t first = (int64_t)t.chunk * ABAR_BLOCK_CHUNK;
     const int64_t end = u.columns - first < ABAR_BLOCK_CHUNK ? u.columns : first + ABAR_BLOCK_CHUNK;
     float sum[4][4] = {};
-    for (int64_t column = first; column < end; column += SLAB) {
-        load_rows(left, u, down, column, end);
-        load_rows(right, u, across, column, end);
-        __syncthreads();
-        add_slab(sum, left, right);
-        __syncthreads();
-    }
+    add_product(sum, first, end, buffers,
+                [&](int which, int64_t column) { return fetch_rows(u, which ? down : across, column, end); });
     if (!join_chunks(sum, t, partial, tickets)) return;
     float *s = (float *)b.state[a.which] + abar__block_factor(&b, &a.state, t.mode);
     const double beta = a.whitened && now->state.t == 1 ? 0.0 : a.beta;
     const double add = (beta == 1.0 ? 1.0 : 1.0 - beta) / (a.whitened ? (double)u.columns : 1.0);
-    for_own(down, across, [&](int64_t row, int64_t column, int i, int j) {
+    for_own(across, down, [&](int64_t column, int64_t row, int i, int j) {
         if (row >= u.rows || column > row) return;
         float *to = s + column * u.rows + row;
         *to = (float)(beta * (double)*to + add * (double)sum[i][j]);
@@ -151,7 +196,7 @@ static __global__ void __launch_bounds__(THREADS)
     multiply_tiles(const abar__block_item *items, const abar__block_tile *tiles, const __grid_constant__ abar__block_product p,
                    const abar__cuda_live *now)
 {
-    __shared__ slab left, right;
+    __shared__ __align__(16) slab_pair buffers[2];
     const abar__block_tile t = tiles[blockIdx.x];
     const abar__block_item &item = items[t.item];
     const abar__block &b = item.b;
@@ -166,14 +211,12 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t down = (int64_t)t.down * TILE, across = (int64_t)t.left * TILE;
     const bool none = is_none(matrix, u.rows);
     float sum[4][4] = {};
-    for (int64_t k = 0; k < u.rows && !none; k += SLAB) {
-        load_matrix(left, matrix, u.rows, p.transposed, down, k);
-        load_columns(right, u, k, across);
-        __syncthreads();
-        add_slab(sum, left, right);
-        __syncthreads();
-    }
-    for_own(down, across, [&](int64_t row, int64_t column, int i, int j) {
+    const int of_matrix = u.behind == 1; /* which factor: the other one's rows are neighbours in memory */
+    add_product(sum, 0, none ? 0 : u.rows, buffers, [&](int which, int64_t k) {
+        return which == of_matrix ? fetch_matrix(matrix, u.rows, p.transposed, down, k) : fetch_columns(u, k, across);
+    });
+    for_own(of_matrix ? across : down, of_matrix ? down : across, [&](int64_t y, int64_t x, int i, int j) {
+        const int64_t row = of_matrix ? x : y, column = of_matrix ? y : x;
         if (row >= u.rows || column >= u.columns) return;
         const int64_t at = place_of(u, row, column);
         to[at] = none ? u.x[at] : scales ? scales[row] * sum[i][j] : sum[i][j];
