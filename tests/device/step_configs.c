@@ -92,6 +92,7 @@ const rig_config rig_configs[] = {
      .rho = 50,
      .options = {"fisher=exact", "fisher-blocks=layer"}},
     {SGD, CADENCE, .method = "foof", .rho = 0.2, .options = {"stat-init=0.3"}},
+    {SGD, CADENCE, .method = "foof", .options = {"damping=trace:0.2", "foof-width=5"}},
     {SGD, CADENCE, .method = "kfac", .rho = 0.3, .options = {"stat-init=0.3", "toffset=1", "homogeneous=false"}},
     {SOAP, .options = {"max-dim=6", "eps=1e-2", "soap-freq=2", "cautious=true"}},
     {.rule = "soap",

@@ -33,7 +33,7 @@ typedef struct rig_config {
 
 /* Every rule and method. */
 enum {
-    RIG_CONFIGS = 74,
+    RIG_CONFIGS = 75,
     RIG_SGD = 0,
     RIG_ADAMW = 4,
     RIG_MAC = 5,

@@ -652,6 +652,57 @@ static void single_inverses_in_double_go_where_float_cannot(void **unused)
     stop(&r);
 }
 
+/* The diagonal block of s that begins at `first`, as a subject of its own; its average is the caller's to free. */
+static subject block_of(const subject *s, int64_t first)
+{
+    const int64_t d = s->d - first < s->f.width ? s->d - first : s->f.width;
+    subject block = {.kind = DEFINITE, .d = d, .scale = s->scale};
+    block.square = calloc(1, square_bytes(&block));
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = i; j < d; j++) *average_at(&block, i, j) = *average_at(s, first + i, first + j);
+    return block;
+}
+
+/* Each by its own trace, whatever tiles and panels of 64 they lie in; zeros elsewhere. */
+static void diagonal_blocks_are_inverted_by_themselves(void **unused)
+{
+    (void)unused;
+    static const int64_t sides[] = {200, 130, 65}, widths[] = {70, 1, 64};
+    rig r = {0};
+    for (int i = 0; i < 3; i++) {
+        add(&r, DEFINITE, sides[i], 1.7, 0.05);
+        r.of[i].f.width = widths[i];
+        r.of[i].f.gamma = 0.3;
+    }
+    start(&r);
+    ask(&r, ~0u);
+    if (abar__cuda_invert_wanted(cuda, r.inverter) != ABAR_OK) fail_msg("%s", abar_context_error(ctx));
+    cuda_wait(cuda, "inversion");
+    for (int k = 0; k < 3; k++) {
+        const subject *s = &r.of[k];
+        float *found = malloc(full_bytes(s));
+        cuda_move(cuda, found, s->f.inverse, full_bytes(s));
+        for (int64_t first = 0; first < s->d; first += s->f.width) {
+            subject block = block_of(s, first);
+            double mean = 0.0;
+            for (int64_t i = 0; i < block.d; i++) mean += element(&block, i, i) / (double)block.d;
+            double *expected = inverse_of(&block, 0.05 + 0.3 * 1.7 * mean);
+            for (int64_t i = 0; i < block.d; i++)
+                for (int64_t j = 0; j < s->d; j++) {
+                    const bool inside = j >= first && j < first + block.d;
+                    const double right = inside ? expected[i * block.d + j - first] : 0.0;
+                    if (!(fabs((double)found[(first + i) * s->d + j] - right) <= TOLERANCE * expected[0] * 10.0))
+                        fail_msg("side %d, width %d: element (%d, %d) is %g, not %g", (int)s->d, (int)s->f.width,
+                                 (int)(first + i), (int)j, (double)found[(first + i) * s->d + j], right);
+                }
+            free(expected);
+            free(block.square);
+        }
+        free(found);
+    }
+    stop(&r);
+}
+
 int main(int argc, char **argv)
 {
     cuda_choose_tests(argc, argv);
@@ -661,6 +712,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(inverses_of_many_sizes_at_once_are_right),
         cmocka_unit_test(inverses_of_large_factors_are_right),
         cmocka_unit_test(inverses_of_correlated_factors_are_right),
+        cmocka_unit_test(diagonal_blocks_are_inverted_by_themselves),
         cmocka_unit_test(rounded_inverses_are_the_nearest),
         cmocka_unit_test(inverses_are_touched_only_where_wanted),
         cmocka_unit_test(ladder_is_climbed_by_each_factor_for_itself),

@@ -545,12 +545,6 @@ static abar_status make_parts(abar_device *dev, abar__cuda_rooter *r, const abar
     return abar__cuda_status(dev);
 }
 
-static int larger_first(const void *a, const void *b)
-{
-    const int64_t x = ((const abar__cuda_root *)a)->n, y = ((const abar__cuda_root *)b)->n;
-    return (x < y) - (x > y);
-}
-
 static abar_status make(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root *roots, int n)
 {
     abar__cuda_spectrum *by_values;
@@ -566,6 +560,12 @@ static abar_status make(abar_device *dev, abar__cuda_rooter *r, const abar__cuda
     const abar_status status = make_parts(dev, r, roots, n, by_values, n_values);
     abar__free(dev->ctx, by_values, bytes);
     return status;
+}
+
+static int larger_first(const void *a, const void *b)
+{
+    const int64_t x = ((const abar__cuda_root *)a)->n, y = ((const abar__cuda_root *)b)->n;
+    return (x < y) - (x > y);
 }
 
 extern "C" abar_status abar__cuda_rooter_create(abar_device *dev, const abar__cuda_root *roots, int n,
