@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* "cuda:1" is back end cuda, ordinal 1. */
-static const abar_device_ops *find(const char *name, int *ordinal)
+static const abar_device_ops *find_device(const char *name, int *ordinal)
 {
     *ordinal = 0;
     const char *colon = strchr(name, ':');
@@ -25,7 +25,7 @@ abar_status abar_device_open(abar_context *ctx, const char *name, const abar_dev
 {
     *out = NULL;
     int ordinal;
-    const abar_device_ops *ops = find(name, &ordinal);
+    const abar_device_ops *ops = find_device(name, &ordinal);
     if (!ops && strncmp(name, "cuda", 4) == 0 && !abar__device_find("cuda"))
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "device %s: this build has no CUDA, build with ABAR_CUDA=ON or use cpu", name);
     if (!ops) {

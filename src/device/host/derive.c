@@ -112,14 +112,14 @@ static char *row_at(const abar_device *dev, const void *matrix, int64_t n, int64
     return (char *)matrix + (size_t)(row * n + column) * element(dev);
 }
 
-/* Every diagonal block by itself, by its own ladder; zeros elsewhere. The largest condition is told. */
+/* Every diagonal block by itself, by its own ladder; zeros elsewhere. The condition told is that of all together. */
 static bool invert_blocks(abar_device *dev, const abar__derived_tensor *d, const abar__running_average *a,
                           abar__map_state *state, double unbias, double shift, double gamma, void *out, char *scratch)
 {
     const abar__stats_ops *stats = dev->ops->stats;
     const int64_t n = a->n, most = d->width < n ? d->width : n;
     char *own = scratch, *inverse = own + vector_bytes(dev, most * most), *work = inverse + vector_bytes(dev, most * most);
-    double condition = 0.0;
+    double largest = 0.0, squares = 0.0;
     stats->clear(dev, n * n, false, out);
     for (int64_t first = 0; first < n; first += most) {
         const int64_t w = n - first < most ? n - first : most;
@@ -130,9 +130,11 @@ static bool invert_blocks(abar_device *dev, const abar__derived_tensor *d, const
         if (!invert(dev, &block, state, unbias, shift + gamma * mean, inverse, NULL, work)) return false;
         for (int64_t i = 0; i < w; i++)
             stats->affine(dev, w, row_at(dev, inverse, w, i, 0), 1.0, 0.0, row_at(dev, out, n, first + i, first));
-        condition = fmax(condition, state->real[ABAR_REAL_CONDITION]);
+        const double square = stats->dot(dev, w * w, inverse, inverse);
+        largest += state->real[ABAR_REAL_CONDITION] / sqrt(square);
+        squares += square;
     }
-    state->real[ABAR_REAL_CONDITION] = condition;
+    state->real[ABAR_REAL_CONDITION] = largest * sqrt(squares);
     return true;
 }
 

@@ -53,16 +53,22 @@ static abar_status replay_step(recordings *r, part p, void **recording)
     return ABAR_OK;
 }
 
+/* With statistics or further passes, or without. */
+static int kind_of(const recordings *r)
+{
+    return abar_optim_observes(r->optim) || abar_optim_extra(r->optim) != ABAR_EXTRA_NONE ? OBSERVING : PLAIN;
+}
+
 static abar_status whole_step(recordings *r)
 {
     ABAR_TRY(send_rates(r));
-    return replay_step(r, abar__stepper_enqueue, &r->whole[abar_optim_observes(r->optim)]);
+    return replay_step(r, abar__stepper_enqueue, &r->whole[kind_of(r)]);
 }
 
 /* Milliseconds of forward, backward and update. */
 static abar_status step_in_parts(recordings *r, double ms[3])
 {
-    const int kind = abar_optim_observes(r->optim);
+    const int kind = kind_of(r);
     ABAR_TRY(send_rates(r));
     if (!r->forward) ABAR_TRY(record(r, abar__stepper_enqueue_forward, &r->forward));
     ABAR_TRY(r->stream->event_record(r->dev, r->part[0]));
@@ -86,7 +92,7 @@ static abar_status warm_up(recordings *r, int64_t steps)
 {
     bool seen[KINDS] = {false, false};
     for (int64_t i = 0; i < steps; i++) {
-        const int kind = abar_optim_observes(r->optim);
+        const int kind = kind_of(r);
         ABAR_TRY(send_rates(r));
         ABAR_TRY(seen[kind] ? whole_step(r) : abar__stepper_enqueue(r->stepper));
         seen[kind] = true;
@@ -112,7 +118,7 @@ static abar_status time_parts(recordings *r, int64_t period, abar_bench_result *
     double ms[KINDS][3][PARTS_STEPS];
     int64_t n[KINDS] = {0, 0};
     for (int64_t i = 0; i < PARTS_STEPS; i++) {
-        const int kind = abar_optim_observes(r->optim);
+        const int kind = kind_of(r);
         double one[3];
         ABAR_TRY(step_in_parts(r, one));
         if (i < 2 * period) continue; /* these are captured */
@@ -158,7 +164,7 @@ static abar_status profiled_step(recordings *r, int kind, double *update)
 static abar_status profile_kind(recordings *r, int kind, double *update)
 {
     for (int i = 0; i < PROFILE_STEPS; i++) {
-        for (int k = 0; k < BACKLOG || (int)abar_optim_observes(r->optim) != kind; k++) ABAR_TRY(whole_step(r));
+        for (int k = 0; k < BACKLOG || kind_of(r) != kind; k++) ABAR_TRY(whole_step(r));
         ABAR_TRY(profiled_step(r, kind, update));
     }
     return ABAR_OK;
@@ -235,9 +241,14 @@ abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, i
     abar_status status = make_events(&r);
     if (status == ABAR_OK) status = warm_up(&r, warmup > least ? warmup : least);
     if (status == ABAR_OK) status = time_steps(&r, steps, seconds);
-    if (status == ABAR_OK && stepper->accumulate == 1 && 3 * period < PARTS_STEPS) status = time_parts(&r, period, out);
+    const bool in_parts = stepper->accumulate == 1 && !stepper->extra; /* which further passes have not */
+    if (status == ABAR_OK && in_parts && 3 * period < PARTS_STEPS) status = time_parts(&r, period, out);
     out->peak_bytes = abar_context_memory(dev->ctx).peak; /* of training, without the profile */
-    if (status == ABAR_OK && profile) status = profile_steps(&r, period, profile);
+    if (status == ABAR_OK && profile && stepper->extra)
+        status = abar__fail(dev->ctx, ABAR_E_UNSUPPORTED,
+                            "--profile: steps with further passes have no profile on %s, leave it out", abar_device_name(dev));
+    else if (status == ABAR_OK && profile)
+        status = profile_steps(&r, period, profile);
     release(&r);
     return status;
 }

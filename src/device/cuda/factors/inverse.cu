@@ -128,6 +128,13 @@ __device__ static void fall(const abar__inversions &s, abar__cuda_inversion *ask
     }
 }
 
+/* The trace of what is inverted, shifts of diagonal blocks included. */
+__device__ static double largest_of(const abar__cuda_factor &f, const abar__cuda_inversion &asked, double trace)
+{
+    const double own = f.width ? f.gamma * pow(10.0, asked.raised) : 0.0;
+    return asked.scale * trace * (1.0 + own) + asked.shift * (double)f.d;
+}
+
 /* One thread takes factor f into its next phase. sum: of its partial sums, where the last one left any. */
 __device__ static void follow(const abar__inversions &s, int f, double sum)
 {
@@ -163,7 +170,7 @@ __device__ static void follow(const abar__inversions &s, int f, double sum)
         break;
     case ABAR_INVERSION_STORE:
         /* the largest eigenvalue is at most the trace, that of the inverse at most its Frobenius norm */
-        if (!s.items[f].f.values) asked->condition = (asked->scale * state->trace + asked->shift * (double)d) * state->norm;
+        if (!s.items[f].f.values) asked->condition = largest_of(s.items[f].f, *asked, state->trace) * state->norm;
         end(asked, state, true);
         break;
     case ABAR_INVERSION_CLEAR: end(asked, state, false); break;
