@@ -41,7 +41,7 @@ fits "nothing left to do" train --resume run
 fits "a test" eval --checkpoint run --logits 3:logits.safetensors
 fits "a comparison" compare "${tiny[@]}" --optim sgd,adamw --seeds 2 --out compared
 check "a run shows what counts" says '^\[1/4\] sgd +seed 0  test'
-check "the table has means" says '^sgd .* \+ '
+check "the table has means" says '^sgd .* \+-? '
 fits "a comparison with a failure" compare "${tiny[@]}" --epochs 5 --optim sgd,bad=sgd --bad.lr 1e6 --bad.weight-decay 1 --bad.schedule constant --out failed
 check "the failure is counted" says '^bad .* 1 of 1$'
 fits "a long label" compare "${tiny[@]}" --optim a-label-of-thirty-one-character=mac,sgd --out labelled
