@@ -63,9 +63,11 @@ static void print_result(const abar_comm *comm, const abar_setup *setup, const a
     printf("\n  step       %9.3f ms   ", r->ms_median);
     snprintf(text, sizeof text, "(p10 %.3f, p90 %.3f, mean %.3f)", r->ms_p10, r->ms_p90, r->ms_mean);
     print_wrapped_from(stdout, 28, width < 64 ? 13 : 28, width, text);
-    printf("  forward    %9.3f ms\n  backward   %9.3f ms\n  update     %9.3f ms\n", r->ms_forward, r->ms_backward,
-           r->ms_update);
-    if (setup->method)
+    const bool in_parts = r->ms_forward > 0.0; /* not of steps with further passes, or of micro-batches, on a GPU */
+    if (in_parts)
+        printf("  forward    %9.3f ms\n  backward   %9.3f ms\n  update     %9.3f ms\n", r->ms_forward, r->ms_backward,
+               r->ms_update);
+    if (in_parts && setup->method)
         printf("  observe    %9.3f ms   of backward\n  refresh    %9.3f ms   of update\n", r->ms_observe, r->ms_refresh);
     if (r->ranks > 1) print_ranks(r, width);
     printf("  rate       %9s %s/s\n", print_count(number, (int64_t)r->samples_per_second),

@@ -66,4 +66,12 @@ abar_status abar__options_check(abar_context *ctx, const char *owner, const abar
 
 static inline size_t abar__round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+/* A piece of a block of memory: the address of the pointer that gets it, and its bytes. */
+typedef struct abar__piece {
+    void *pointer;
+    size_t bytes;
+} abar__piece;
+/* Hands out a block in n pieces, each aligned to ABAR_ALIGN, and returns its bytes. base NULL: only counts. */
+size_t abar__hand_out(const abar__piece *pieces, int n, char *base);
+
 #endif

@@ -146,6 +146,17 @@ abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out)
     return abar__fail(ctx, ABAR_E_MEMORY, "memory: could not get %zu more bytes, use a smaller batch or model", bytes);
 }
 
+size_t abar__hand_out(const abar__piece *pieces, int n, char *base)
+{
+    size_t at = 0;
+    for (int i = 0; i < n; i++) {
+        void *here = base ? base + at : NULL;
+        if (base) memcpy(pieces[i].pointer, &here, sizeof here);
+        at = abar__round_up(at + pieces[i].bytes, ABAR_ALIGN);
+    }
+    return at;
+}
+
 void abar__free(abar_context *ctx, void *memory, size_t bytes)
 {
     if (!memory) return;

@@ -82,20 +82,11 @@ static abar_status find_weights(const abar_optim *o, abar__zero *z)
 static size_t place(abar__zero *z, char *base)
 {
     const size_t ranks = (size_t)z->ranks.ranks;
-    const struct {
-        void *out;
-        size_t bytes;
-    } parts[] = {{&z->first, (ranks + 1) * sizeof *z->first}, {&z->weights, ranks * sizeof *z->weights},
-                 {&z->bytes, ranks * sizeof *z->bytes},       {&z->send, ranks * sizeof *z->send},
-                 {&z->send_bytes, ranks * sizeof(size_t)},    {&z->recv, ranks * sizeof *z->recv},
-                 {&z->recv_bytes, ranks * sizeof(size_t)},    {&z->events, 3 * ranks * sizeof *z->events}};
-    size_t at = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        void *here = base + at;
-        if (base) memcpy(parts[i].out, &here, sizeof here);
-        at = abar__round_up(at + parts[i].bytes, ABAR_ALIGN);
-    }
-    return at;
+    const abar__piece pieces[] = {{&z->first, (ranks + 1) * sizeof *z->first}, {&z->weights, ranks * sizeof *z->weights},
+                                  {&z->bytes, ranks * sizeof *z->bytes},       {&z->send, ranks * sizeof *z->send},
+                                  {&z->send_bytes, ranks * sizeof(size_t)},    {&z->recv, ranks * sizeof *z->recv},
+                                  {&z->recv_bytes, ranks * sizeof(size_t)},    {&z->events, 3 * ranks * sizeof *z->events}};
+    return abar__hand_out(pieces, (int)(sizeof pieces / sizeof *pieces), base);
 }
 
 abar_status abar__zero_make(abar_optim *o, const abar__owners *ranks)

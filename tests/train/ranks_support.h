@@ -6,6 +6,25 @@
 
 #include <sys/wait.h>
 
+/* A data set of the caller's images, 4 x 4, of 3 classes. */
+static inline abar_status wrap_tiny_images(fixture *f, int64_t train, int64_t test, const void *train_images,
+                                           const void *test_images, const int32_t *labels, bool floats, abar_dataset **out)
+{
+    const abar_dataset_images wrap = {.size = sizeof wrap,
+                                      .channels = 1,
+                                      .height = 4,
+                                      .width = 4,
+                                      .classes = 3,
+                                      .train = train,
+                                      .test = test,
+                                      .train_images = train_images,
+                                      .test_images = test_images,
+                                      .train_labels = labels,
+                                      .test_labels = labels,
+                                      .floats = floats};
+    return abar_dataset_wrap(f->ctx, &wrap, out);
+}
+
 /* What one rank does beside training. */
 typedef struct rank_plan {
     void (*change)(fixture *f, abar_setup *setup, int rank); /* its setup; NULL: nothing */

@@ -148,19 +148,7 @@ static void ranks_loss_that_is_not_finite_on_one_is_skipped_by_all(void **state)
     abar_dataset *data;
     for (int i = 0; i < SAMPLES * PIXELS; i++) poisoned[i] = (float)((i * 37 % 101) - 50) / 50.0f;
     for (int i = 0; i < SAMPLES; i++) labels[i] = i % 3;
-    const abar_dataset_images wrap = {.size = sizeof wrap,
-                                      .channels = 1,
-                                      .height = 4,
-                                      .width = 4,
-                                      .classes = 3,
-                                      .train = SAMPLES,
-                                      .test = 10,
-                                      .train_images = poisoned,
-                                      .test_images = poisoned,
-                                      .train_labels = labels,
-                                      .test_labels = labels,
-                                      .floats = true};
-    need(f, abar_dataset_wrap(f->ctx, &wrap, &data));
+    need(f, wrap_tiny_images(f, SAMPLES, 10, poisoned, poisoned, labels, true, &data));
     static const char *const optimizers[] = {"mac", "kbfgs", "skfac", "sophia", NULL};
     for (int i = 0; optimizers[i]; i++) {
         abar_setup *setup;

@@ -46,19 +46,7 @@ static abar_status wrap_poisoned(fixture *f, abar_setup *setup)
     for (int i = 0; i < SAMPLES * PIXELS; i++) images[i] = (float)((i * 37 % 101) - 50) / 50.0f;
     for (int i = 0; i < SAMPLES; i++) labels[i] = i % 3;
     static const float clean[10 * PIXELS] = {0.5f};
-    const abar_dataset_images wrap = {.size = sizeof wrap,
-                                      .channels = 1,
-                                      .height = 4,
-                                      .width = 4,
-                                      .classes = 3,
-                                      .train = SAMPLES,
-                                      .test = 10,
-                                      .train_images = images,
-                                      .test_images = clean,
-                                      .train_labels = labels,
-                                      .test_labels = labels,
-                                      .floats = true};
-    ABAR_TRY(abar_dataset_wrap(f->ctx, &wrap, &data));
+    ABAR_TRY(wrap_tiny_images(f, SAMPLES, 10, images, clean, labels, true, &data));
     images[BAD * PIXELS] = NAN; /* what is wrapped is looked at once, and stays the program's */
     return abar_setup_set_data(f->ctx, setup, data);
 }

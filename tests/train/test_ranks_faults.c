@@ -64,18 +64,7 @@ static void ranks_with_other_data_are_refused(void **state)
     const rank_plan plan = {.change = change_data};
     abar_dataset *data;
     abar_setup *setup;
-    const abar_dataset_images wrap = {.size = sizeof wrap,
-                                      .channels = 1,
-                                      .height = 4,
-                                      .width = 4,
-                                      .classes = 3,
-                                      .train = SAMPLES,
-                                      .test = 10,
-                                      .train_images = images,
-                                      .test_images = images,
-                                      .train_labels = labels,
-                                      .test_labels = labels};
-    need(f, abar_dataset_wrap(f->ctx, &wrap, &data));
+    need(f, wrap_tiny_images(f, SAMPLES, 10, images, images, labels, false, &data));
     need(f, abar_setup_create(f->ctx, "mlp", "memory", "sgd", &setup));
     set_all(f, setup, "widths=16-8-3 threads=1 batch=12 micro=3 epochs=1 device=cpu");
     need(f, abar_setup_set_data(f->ctx, setup, data));

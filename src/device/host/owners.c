@@ -12,20 +12,11 @@
 static size_t place(abar__owned *o, char *base)
 {
     const size_t maps = (size_t)o->maps, ranks = (size_t)o->ranks.ranks;
-    const struct {
-        void *out;
-        size_t bytes;
-    } parts[] = {{&o->due, maps * sizeof *o->due},       {&o->owner, maps * sizeof *o->owner},
-                 {&o->load, ranks * sizeof *o->load},    {&o->at, ranks * sizeof *o->at},
-                 {&o->part, ranks * sizeof *o->part},    {&o->recv, ranks * sizeof *o->recv},
-                 {&o->states, maps * sizeof *o->states}, {&o->recv_bytes, ranks * sizeof *o->recv_bytes}};
-    size_t at = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        void *here = base + at;
-        if (base) memcpy(parts[i].out, &here, sizeof here);
-        at = abar__round_up(at + parts[i].bytes, ABAR_ALIGN);
-    }
-    return at;
+    const abar__piece pieces[] = {{&o->due, maps * sizeof *o->due},       {&o->owner, maps * sizeof *o->owner},
+                                  {&o->load, ranks * sizeof *o->load},    {&o->at, ranks * sizeof *o->at},
+                                  {&o->part, ranks * sizeof *o->part},    {&o->recv, ranks * sizeof *o->recv},
+                                  {&o->states, maps * sizeof *o->states}, {&o->recv_bytes, ranks * sizeof *o->recv_bytes}};
+    return abar__hand_out(pieces, (int)(sizeof pieces / sizeof *pieces), base);
 }
 
 abar_status abar__owned_make(abar_device *dev, const abar__owners *ranks, int maps, abar__owned **out)

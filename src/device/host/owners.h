@@ -17,7 +17,7 @@ typedef struct abar__owned {
     void **recv;             /* (ranks) */
     size_t *recv_bytes;      /* (ranks) */
     abar__map_state *states; /* (maps), rank by rank */
-    size_t bytes; /* of this and the arrays behind it */
+    size_t bytes;            /* of this and the arrays behind it */
 } abar__owned;
 
 /* *out is NULL where there is one rank, and every map is its own. */

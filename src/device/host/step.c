@@ -2,64 +2,17 @@
  * have the control block in host memory, and one step in flight. */
 #include "base/clock.h"
 #include "device/host/blocks.h"
+#include "device/host/compiled_step.h"
 #include "device/host/derive.h"
 #include "device/host/extra.h"
 #include "device/host/inside.h"
 #include "device/host/natural.h"
-#include "device/host/owners.h"
 #include "device/host/ring.h"
 #include "device/host/rows.h"
 #include "device/host/secant.h"
 #include "device/host/treat.h"
-#include "device/step_rules.h"
 
 #include <string.h>
-
-typedef struct control {
-    abar__step_state state;
-    double norm, scale; /* |G| as gradients are in memory; what the passes multiply them by: */
-    double grad_scale;  /* without clipping */
-    double lr;
-    int64_t now; /* the step being made */
-    int32_t skip;
-    abar__step_outcome seen; /* losses of the step begun */
-    bool bad;                /* one was not finite */
-    abar__extra_state extra;
-} control;
-
-/* A map with its gradients; NULL: none now. */
-typedef struct treated {
-    abar__precondition pre;
-    void *grad, *bias_grad;
-    abar__map_weights weights;
-} treated;
-
-struct abar__compiled_step {
-    abar__step_desc desc;
-    control control;
-    /* one block of memory */
-    abar__plan *plans;
-    abar__map_state *states;
-    treated *maps;
-    abar__natural_item *natural; /* of the maps */
-    double *products;
-    abar__update_item *updates; /* the description's, with their preconditioners */
-    int32_t *verdicts;
-    abar__first_pass *first_passes; /* where there is a second one */
-    void *memory;
-    size_t memory_bytes;
-    /* of the device */
-    void *workspace;
-    size_t workspace_bytes;
-    void *saved; /* weights and momenta, until the second pass has been judged */
-    size_t saved_bytes;
-    double rate, *rates; /* of the next step; of those from first_rate on, where there is more than one */
-    int64_t first_rate, n_rates, rates_capacity;
-    abar__update_scalars scalars;
-    abar__owned *owned; /* refreshes that ranks divide; NULL: one rank */
-    double refresh_seconds, apply_seconds;
-    abar__step_outcome outcomes[ABAR_STEP_RESULTS];
-};
 
 /* ---- compiling ---------------------------------------------------------------------------------------------------- */
 
@@ -91,33 +44,25 @@ static void plan_workspace(abar_device *dev, abar__compiled_step *s)
 static size_t place(abar__compiled_step *s, char *base)
 {
     const size_t maps = (size_t)s->desc.n_maps;
-    struct {
-        void **out;
-        size_t bytes;
-    } parts[] = {{(void **)&s->plans, maps * sizeof *s->plans},
-                 {(void **)&s->states, maps * sizeof *s->states},
-                 {(void **)&s->maps, maps * sizeof *s->maps},
-                 {(void **)&s->natural, maps * sizeof *s->natural},
-                 {(void **)&s->products, 3 * maps * sizeof *s->products},
-                 {(void **)&s->updates, (size_t)s->desc.n_updates * sizeof *s->updates},
-                 {(void **)&s->verdicts, (size_t)s->desc.n_blocks * sizeof *s->verdicts},
-                 {(void **)&s->first_passes, (s->desc.second_pass ? maps : 0) * sizeof *s->first_passes}};
-    size_t at = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (base) *parts[i].out = base + at;
-        at = abar__round_up(at + parts[i].bytes, ABAR_ALIGN);
-    }
-    return at;
+    const abar__piece pieces[] = {{&s->plans, maps * sizeof *s->plans},
+                                  {&s->states, maps * sizeof *s->states},
+                                  {&s->maps, maps * sizeof *s->maps},
+                                  {&s->natural, maps * sizeof *s->natural},
+                                  {&s->products, 3 * maps * sizeof *s->products},
+                                  {&s->updates, (size_t)s->desc.n_updates * sizeof *s->updates},
+                                  {&s->verdicts, (size_t)s->desc.n_blocks * sizeof *s->verdicts},
+                                  {&s->first_passes, (s->desc.second_pass ? maps : 0) * sizeof *s->first_passes}};
+    return abar__hand_out(pieces, (int)(sizeof pieces / sizeof *pieces), base);
 }
 
 static void bind(abar__compiled_step *s)
 {
-    for (int i = 0; i < s->desc.n_maps; i++) s->maps[i] = (treated){.pre = {.scale = 1.0}};
+    for (int i = 0; i < s->desc.n_maps; i++) s->maps[i] = (abar__treated_map){.pre = {.scale = 1.0}};
     for (int i = 0; i < s->desc.n_updates; i++) {
         abar__update_item *item = &s->updates[i];
         *item = s->desc.updates[i];
         if (item->map < 0) continue;
-        treated *map = &s->maps[item->map];
+        abar__treated_map *map = &s->maps[item->map];
         item->pre = &map->pre;
         map->grad = item->grad;
         map->bias_grad = item->bias ? item->bias->grad : NULL;
@@ -248,7 +193,7 @@ static abar_status add_loss(abar_device *dev, abar__compiled_step *s, const void
 
 static abar_status check(abar_device *dev, abar__compiled_step *s, double grad_scale, double clip)
 {
-    control *c = &s->control;
+    abar__host_control *c = &s->control;
     const int64_t k = c->state.k;
     double own = NAN; /* the norm before grad_scale */
     const bool finite = dev->ops->norm(dev, s->desc.items, s->desc.n_items, &own);
@@ -284,7 +229,7 @@ static abar_status perturb(abar_device *dev, abar__compiled_step *s, int sign)
 
 static abar_status check_extra(abar_device *dev, abar__compiled_step *s)
 {
-    control *c = &s->control;
+    abar__host_control *c = &s->control;
     abar__extra_check(dev, s->desc.extra, &c->extra);
     if (!c->extra.fine && c->state.diagonals == 0) c->bad = true;
     return ABAR_OK;
@@ -294,175 +239,6 @@ static abar_status take_extra(abar_device *dev, abar__compiled_step *s, double g
 {
     abar__extra_take(dev, s->desc.extra, &s->control.extra, &s->control.state, grad_scale, clip, s->control.skip);
     return ABAR_OK;
-}
-
-/* ---- commit ------------------------------------------------------------------------------------------------------- */
-
-static void forget(abar_device *dev, const abar__plan *p)
-{
-    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        const abar__running_average *a = &p->average[i];
-        if (a->name) dev->ops->stats->clear(dev, a->n, a->square, a->pending);
-    }
-    if (p->mean_number.name) *(double *)p->mean_number.pending = 0.0;
-}
-
-static double pending_number(const abar__plan *p)
-{
-    return p->mean_number.name ? *(const double *)p->mean_number.pending : 0.0;
-}
-
-static bool pending_is_finite(abar_device *dev, const abar__plan *p, const double to_mean[3])
-{
-    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        const abar__running_average *a = &p->average[i];
-        if (a->name && !dev->ops->stats->all_finite(dev, a->n, a->square, a->pending, to_mean[i])) return false;
-    }
-    return isfinite(pending_number(p) * to_mean[ABAR_PLAN_AVERAGES]);
-}
-
-static void commit_map(abar_device *dev, const abar__plan *p, abar__map_state *state, double beta, const double to_mean[3])
-{
-    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        const abar__running_average *a = &p->average[i];
-        if (a->name && !a->calibrated)
-            dev->ops->stats->commit(dev, a->n, a->square, a->average, a->pending, beta, (1.0 - beta) * to_mean[i]);
-    }
-    if (p->mean_number.name && !p->mean_number.calibrated) {
-        double *number = &state->real[ABAR_REAL_NUMBER];
-        *number = beta * *number + (1.0 - beta) * to_mean[ABAR_PLAN_AVERAGES] * pending_number(p);
-        *(double *)p->mean_number.pending = 0.0;
-    }
-    state->count[ABAR_COUNT_COMMITS]++;
-}
-
-/* A map whose factors are made from kept rows; it has no links. Returns whether they were committed. */
-static bool commit_nearest(abar_device *dev, abar__compiled_step *s, int i, const double factor[3])
-{
-    static const double as_it_is[3] = {1.0, 1.0, 1.0};
-    const abar__plan *p = &s->plans[i];
-    abar__map_state *state = &s->states[i];
-    if (abar__rows_nearest(dev, p, state, factor, s->workspace) == ABAR_ROWS_ZERO) return false;
-    if (!pending_is_finite(dev, p, as_it_is) || !abar__rows_second_is_finite(dev, p, s->workspace)) {
-        state->count[ABAR_COUNT_DROPPED]++;
-        forget(dev, p);
-        return false;
-    }
-    commit_map(dev, p, state, s->desc.cadence.stat_decay, as_it_is);
-    abar__rows_keep(dev, p, s->desc.cadence.stat_decay, s->workspace);
-    return true;
-}
-
-/* Linked maps, from the first on: all of them or none. Returns whether they were. */
-static bool commit(abar_device *dev, abar__compiled_step *s, int first, const double *to_mean)
-{
-    const int links = s->plans[first].links;
-    const double *factor = to_mean + 3 * first;
-    bool fine = true;
-    if (factor[0] == 0.0 && factor[1] == 0.0 && factor[2] == 0.0) return false;
-    if (abar__plan_is_nearest(&s->plans[first])) return commit_nearest(dev, s, first, factor);
-    for (int i = 0; i < links; i++) fine = pending_is_finite(dev, &s->plans[first + i], factor + 3 * i) && fine;
-    for (int i = 0; i < links; i++) {
-        if (fine) {
-            commit_map(dev, &s->plans[first + i], &s->states[first + i], s->desc.cadence.stat_decay, factor + 3 * i);
-        } else {
-            s->states[first + i].count[ABAR_COUNT_DROPPED]++;
-            forget(dev, &s->plans[first + i]);
-        }
-    }
-    return fine;
-}
-
-/* ---- derive ------------------------------------------------------------------------------------------------------- */
-
-static abar_status share(abar_device *dev, abar__compiled_step *s, const abar__owners *owners)
-{
-    abar__owned_release(dev, s->owned);
-    return abar__owned_make(dev, owners, s->desc.n_maps, &s->owned);
-}
-
-static void renew(abar_device *dev, abar__compiled_step *s, int i)
-{
-    const abar__plan *p = &s->plans[i];
-    abar__map_state *state = &s->states[i];
-    const double unbias = abar__plan_unbias(p, s->desc.cadence.stat_decay, state->count[ABAR_COUNT_COMMITS]);
-    if (abar__derive(dev, p, state, unbias, ABAR_DERIVE_RUNNING, s->workspace))
-        state->count[ABAR_COUNT_READY] = 1;
-    else
-        state->count[ABAR_COUNT_KEPT]++;
-}
-
-static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool committed)
-{
-    const abar__plan *p = &s->plans[i];
-    if (!abar__refreshes(&s->desc.cadence, &s->states[i], p->number, abar__plan_is_calibrated(p), s->control.now, committed))
-        return;
-    if (abar__owned_divides(s->owned, p))
-        s->owned->due[s->owned->n_due++] = i;
-    else
-        renew(dev, s, i);
-}
-
-/* What other ranks derive is the same on all, failures included: it comes with the map's state. */
-static abar_status refresh_divided(abar_device *dev, abar__compiled_step *s)
-{
-    abar__owned *o = s->owned;
-    if (!o || o->n_due == 0) return ABAR_OK;
-    abar__owned_assign(o, s->plans);
-    for (int i = 0; i < o->n_due; i++)
-        if (o->owner[i] == o->ranks.rank) renew(dev, s, o->due[i]);
-    const abar_status status = abar__owned_gather(dev, o, s->plans, s->states);
-    o->n_due = 0;
-    return status;
-}
-
-static void begin_secant(abar_device *dev, abar__compiled_step *s, int i, const double *to_mean)
-{
-    if (s->control.skip)
-        abar__secant_forget(dev, &s->plans[i]);
-    else
-        abar__secant_begin(dev, &s->plans[i], &s->states[i], &s->maps[i].weights, to_mean, s->desc.cadence.stat_decay,
-                           &s->first_passes[i], s->workspace);
-}
-
-/* Rows of single examples are used in this step, or never. */
-static void offer_rows(abar__compiled_step *s, int i, const double *factor)
-{
-    s->natural[i] = (abar__natural_item){.plan = &s->plans[i],
-                                         .state = &s->states[i],
-                                         .grad = s->maps[i].grad,
-                                         .bias_grad = s->maps[i].bias_grad,
-                                         .scale = factor ? factor[0] : 0.0,
-                                         .examples = factor ? (int64_t)factor[1] : 0,
-                                         .products = &s->products[3 * i]};
-}
-
-static abar_status keep(abar_device *dev, abar__compiled_step *s, const double *to_mean)
-{
-    const double began = abar__seconds();
-    bool committed = false;
-    for (int i = 0; i < s->desc.n_maps; i++) {
-        if (abar__plan_is_natural(&s->plans[i])) {
-            offer_rows(s, i, to_mean ? to_mean + 3 * i : NULL);
-            continue;
-        }
-        if (s->plans[i].slots > 0) continue; /* it has no statistics */
-        if (s->plans[i].secant.used) {
-            begin_secant(dev, s, i, to_mean ? to_mean + 3 * i : NULL);
-            continue;
-        }
-        if (s->control.skip) {
-            forget(dev, &s->plans[i]);
-            if (abar__due_when_skipped(&s->desc.cadence, s->control.now, s->plans[i].number))
-                s->states[i].count[ABAR_COUNT_DUE] = 1;
-            continue;
-        }
-        if (s->plans[i].link == i) committed = to_mean && commit(dev, s, i, to_mean);
-        refresh(dev, s, i, committed);
-    }
-    const abar_status status = refresh_divided(dev, s);
-    s->refresh_seconds += abar__seconds() - began;
-    return status;
 }
 
 /* ---- precondition ------------------------------------------------------------------------------------------------- */
@@ -480,7 +256,7 @@ static double treat_dense(abar_device *dev, abar__compiled_step *s, int i, bool 
 {
     const abar__plan *p = &s->plans[i];
     const abar__treatment *t = &p->apply;
-    treated *map = &s->maps[i];
+    abar__treated_map *map = &s->maps[i];
     const double outer = abar__outer_scale(t, &s->states[i]);
     abar__dense_gradient g = {.out = p->out,
                               .in = p->columns,
@@ -515,7 +291,7 @@ static double treat_rows(abar_device *dev, abar__compiled_step *s, int i, bool m
     const abar__stats_ops *stats = dev->ops->stats;
     const abar__plan *p = &s->plans[i];
     const abar__treatment *t = &p->apply;
-    treated *map = &s->maps[i];
+    abar__treated_map *map = &s->maps[i];
     abar__map_state *state = &s->states[i];
     const double limit = dev->ops->dtype == ABAR_F64 ? 1e300 : 1e36, outer = abar__outer_scale(t, state);
     if (abar__would_overflow(outer * t->bound, s->control.norm, s->control.scale, limit)) {
@@ -717,7 +493,7 @@ const abar__step_ops abar__host_step = {
     .check_extra = check_extra,
     .take_extra = take_extra,
     .check = check,
-    .commit = keep,
+    .commit = abar__host_keep,
     .precondition = precondition,
     .pass = pass,
     .second = second,
@@ -729,5 +505,5 @@ const abar__step_ops abar__host_step = {
     .pull = pull,
     .push = push,
     .times = times,
-    .share = share,
+    .share = abar__host_share,
 };
