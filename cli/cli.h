@@ -26,6 +26,8 @@ typedef struct cli {
     abar_context *ctx;
     int argc; /* the words after the subcommand */
     char **argv;
+    const char **folder;      /* of a subcommand that takes folders: flags_read collects them here, wherever they stand, ... */
+    int folders, folders_max; /* ... so many, and at most so many; 0: it takes none */
     bool help, quiet;
     bool json;                 /* --json is among them: a failure is an object on stdout, too */
     struct progress *progress; /* the line being redrawn, if any: clear it before printing anything else */

@@ -151,11 +151,8 @@ static int run(cli *c)
     const char *dir = RUNS;
     json_writer j = {0};
     list l = {0};
-    if (c->argc > 0 && c->argv[0][0] != '-') {
-        dir = c->argv[0];
-        c->argc--;
-        c->argv++;
-    }
+    c->folder = &dir;
+    c->folders_max = 1;
     int code = flags_read(c, &flags, NULL, NULL);
     if (code) return code;
     if (!path_exists(dir) && strcmp(dir, RUNS) == 0)

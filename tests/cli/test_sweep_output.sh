@@ -203,6 +203,11 @@ refuses "epochs as a setting" 2 'epochs are the budget' tune "${tiny[@]}" --over
 refuses "seeds of one optimizer" 2 '--optim mac:3: all have the same number of seeds' sweep "${tiny[@]}" --optim sgd,mac:3 --over lr=0.1
 refuses "runs of a file" 2 'is a file' runs ../one0/sweep.csv
 refuses "runs of nothing" 2 'no such folder' runs nowhere
+succeeds "a folder after the flags" runs --all ../line
+cp "$work/stdout" ../after
+run runs ../line --all
+check "is the same as before them" cmp -s "$work/stdout" ../after
+refuses "two folders" 2 'plain0: one folder at a time, and ../line is given already' runs ../line --all ../plain0
 refuses "no target" 2 '--target 93: not a target' compare "${tiny[@]}" --target 93
 refuses "a misspelt setting of one of two" 2 'did you mean --damping' sweep "${tiny[@]}" --optim mac,sgd --over dampng=0.1,1
 refuses "optimizers with other epochs, before any trial" 2 '--epochs: 2 for sgd but 4 for mac' tune "${tiny[@]}" --over lr=0.1:1 --mac.epochs 4
