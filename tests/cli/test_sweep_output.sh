@@ -194,7 +194,11 @@ refuses "a sweep where one is" 2 'already holds a sweep, continue it with --resu
 refuses "a comparison where a sweep is" 2 'already holds a sweep' compare "${tiny[@]}" --out ../line
 refuses "other settings of a resumed sweep" 2 'lr: a resumed sweep keeps its settings' sweep --resume ../line --lr 1
 refuses "a comparison to go on with that is a sweep" 1 'holds no comparison' compare --resume ../line
-refuses "no tuning" 1 'holds no tuning' tune --resume ../line
+refuses "a run to go on with that is a sweep" 1 'line: holds no run but a sweep, to continue it use abar sweep --resume$' train --resume ../line
+refuses "no tuning" 1 'holds no tuning but a sweep' tune --resume ../line
+refuses "a sweep that is a run" 1 'holds no sweep but a run, to continue it use abar train --resume$' sweep --resume ../plain0
+refuses "a folder that is not there" 1 'nowhere: holds no sweep, there is no such folder' sweep --resume nowhere
+refuses "weights of a sweep" 1 'line: holds several runs, .*abar runs .*line --all' eval --checkpoint ../line
 refuses "nothing to tune" 2 '--over: says what is tuned' tune "${tiny[@]}"
 refuses "an optimizer without a space" 2 'nothing varies for sgd' tune "${tiny[@]}" --over damping=0.1:1
 refuses "more trials than values" 2 'only 2 different values' tune "${tiny[@]}" --optim sgd --over lr=0.1,0.2
