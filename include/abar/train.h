@@ -222,9 +222,9 @@ abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_p
  * out), history (one object per epoch, counted from 1) and config. With a validation part the names test_* are validation_*.
  * The text is valid until the next report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
+size_t abar_trainer_state_bytes(const abar_trainer *trainer); /* of the optimizer, on this rank */
 /* The net that is trained. Of a rule that averages (abar_rule) it has the weights that gradients are taken at; the exports have
  * those that are tested. */
-size_t abar_trainer_state_bytes(const abar_trainer *trainer); /* of the optimizer, on this rank */
 abar_net *abar_trainer_net(abar_trainer *trainer);
 
 /* Test loss and accuracy of weights from a safetensors file: an export or checkpoint of abar, or a file of PyTorch's. With
