@@ -352,12 +352,12 @@ static void leave_out(cli *c, const comparing_flags *flags, setup_list *list)
     list->n = n;
 }
 
-int comparing_setups(cli *c, comparing_flags *flags, const char *validation, setup_list *out)
+int comparing_setups(cli *c, comparing_flags *flags, setup_list *out)
 {
     int code = flags_recipes(c, out);
     if (code) return code;
     abar_status status = ABAR_OK;
-    for (int i = 0; i < out->n && validation; i++) /* without a default of --validation: abar compare */
+    for (int i = 0; i < out->n && c->command->validation; i++) /* abar compare has no default of --validation */
         if (out->seeds[i] > 0) {
             code =
                 cli_fail(c, EXIT_USAGE, "--optim %s:%" PRId64 ": all have the same number of seeds here, give --seeds %" PRId64,
@@ -366,8 +366,6 @@ int comparing_setups(cli *c, comparing_flags *flags, const char *validation, set
             return code;
         }
     for (int i = 1; i < out->n && status >= 0; i++) status = abar_compare_align(c->ctx, out->setup[0], out->setup[i]);
-    for (int i = 0; i < out->n && status >= 0 && validation; i++)
-        status = abar_setup_set(c->ctx, out->setup[i], "validation", validation);
     code = status < 0 ? cli_fail_usage(c, status) : flags_read_list(c, flags, out, NULL);
     if (!code) leave_out(c, flags, out);
     if (!code) code = flags_check_list(c, out);

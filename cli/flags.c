@@ -118,8 +118,9 @@ static int add_recipe(cli *c, const char *label, const char *optim, setup_list *
     snprintf(out->label[out->n], sizeof out->label[0], "%s", label);
     abar_status status = abar_setup_create(c->ctx, model, data, optim, &out->setup[out->n]);
     if (status < 0) return cli_fail_usage(c, status);
-    out->n++;
-    return EXIT_SUCCESS;
+    abar_setup *setup = out->setup[out->n++];
+    if (c->command->validation) status = abar_setup_set(c->ctx, setup, "validation", c->command->validation);
+    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
 /* Cuts ":N" off "mac:N". *out: N, or 0. */

@@ -22,7 +22,7 @@ fits() {
 
 tiny=(--model mlp --widths 784-8-10 --data synthetic --limit-train 64 --limit-test 32 --batch 16 --epochs 2 --threads 1)
 fits "the overview" ''
-for command in train compare eval sample bench models data optimizers; do fits "$command --help" $command --help; done
+for command in train compare sweep tune runs report serve eval sample bench models data optimizers analyze; do fits "$command --help" $command --help; done
 fits "data" data
 check "where data are is readable" says '^      found in|^      always there'
 fits "one data set" data --data synthetic
