@@ -84,8 +84,8 @@ typedef struct abar_step_report {
     double grad_norm; /* before clipping */
 } abar_step_report;
 
-/* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd) and mfac overwrite grad by
- * the preconditioned gradient, muon by the step of what it takes, shampoo, soap and kbfgs by their step. */
+/* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd, skfac, kpsvd), mfac and ngd
+ * overwrite grad by the preconditioned gradient, muon by the step of what it takes, shampoo, soap and kbfgs by their step. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
 /* Replaces the pointers and factors of params[index], until the next call: for callers whose tensors move.
