@@ -108,7 +108,7 @@ static void print_best(const watcher *w)
     snprintf(chosen, sizeof chosen, "%s %s", s.validates ? "validation" : "test", result);
     snprintf(test, sizeof test, "test %s", result);
     const grid_column column[] = {
-        {"optimizer", true, 0}, {"best at", true, 0}, {chosen, false, 0}, {test, false, 0}, {"ms/step", false, 1}};
+        {"optimizer", true, 0}, {"best at", true, 0}, {chosen, false, s.validates}, {test, false, 0}, {"ms/step", false, 2}};
     grid g = {.column = column, .columns = 5, .rows = abar_sweep_optimizer_count(s.sweep), .fill = fill_row, .user = &s};
     fputc('\n', w->line.out);
     print_grid(&g, &w->line);

@@ -98,10 +98,8 @@ static void fill_row(const void *user, int o, grid_cell *cells)
 
 static void say_finished(tuner *u)
 {
-    static const char *const file[][2] = {{"Table", "tune.md"},
-                                          {"Curves", "final/compare.svg"},
-                                          {"Trials", "round1/sweep.svg and the other rounds"},
-                                          {NULL, NULL}};
+    static const char *const file[][2] = {
+        {"Table", "tune.md"}, {"Curves", "final/compare.svg"}, {"Trials", "round*/sweep.svg"}, {NULL, NULL}};
     const progress *line = &u->w.line;
     const char *result = comparison_is_text(u->w.compare) ? "loss" : "acc %";
     char validation[32], test[32];

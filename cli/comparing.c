@@ -102,19 +102,28 @@ static void print_failure(watcher *w, int lead, const abar_compare_run *r)
     print_wrapped_from(w->line.out, lead, 2 * w->run_width + 4, print_width(w->line.out), text);
 }
 
+/* The label, or its end: labels of a sweep differ there. */
+static const char *cut_label(const char *label, int width, char out[ABAR_COMPARE_LABEL_MAX + 2])
+{
+    const int n = (int)strlen(label);
+    if (n <= width) return label;
+    snprintf(out, ABAR_COMPARE_LABEL_MAX + 2, "..%s", label + n - (width - 2));
+    return out;
+}
+
 static void print_run(watcher *w, const abar_compare_progress *p)
 {
     enum { HEAD, LOSS, TEST, RESULT, BEST, MS, TIME, BESIDE, PARTS };
     line_part part[PARTS] = {0};
-    char number[NUMBER_MAX];
+    char number[NUMBER_MAX], end[ABAR_COMPARE_LABEL_MAX + 2];
     const abar_compare_run *r = p->result;
     const bool text = comparison_is_text(w->compare);
     FILE *out = w->line.out;
     const int space = print_width(out) > RUN_REST + 4 ? print_width(out) - RUN_REST : 4;
     const int label = space < w->label_width ? space : w->label_width;
     progress_clear(&w->line);
-    line_part_set(&part[HEAD], 0, "[%*d/%d] %-*.*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, label, label,
-                  r->label, r->seed);
+    line_part_set(&part[HEAD], 0, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, label,
+                  cut_label(r->label, label, end), r->seed);
     if (r->failure) {
         fputs(part[HEAD].text, out);
         print_failure(w, (int)strlen(part[HEAD].text), r);
@@ -122,7 +131,8 @@ static void print_run(watcher *w, const abar_compare_progress *p)
         return;
     }
     line_part_set(&part[LOSS], 1, "loss %s  ", print_fixed(number, r->train_loss, 4));
-    line_part_set(&part[TEST], 0, comparison_validates(w->compare) ? "validation " : "test ");
+    line_part_set(&part[TEST], 0, "test ");
+    if (comparison_validates(w->compare)) line_part_set(&part[TEST], 1, "validation "); /* the first line says so, too */
     if (text) line_part_set(&part[RESULT], 0, "%s", print_fixed(number, r->test_loss, 4));
     if (!text) line_part_set(&part[RESULT], 0, "%5.2f %%", r->test_accuracy);
     part[RESULT].strong = true;
