@@ -26,6 +26,8 @@ typedef struct cli {
     abar_context *ctx;
     int argc; /* the words after the subcommand */
     char **argv;
+    const char **folder;      /* of a subcommand that takes folders: flags_read collects them here, wherever they stand, ... */
+    int folders, folders_max; /* ... so many, and at most so many; 0: it takes none */
     bool help, quiet;
     bool json;                 /* --json is among them: a failure is an object on stdout, too */
     struct progress *progress; /* the line being redrawn, if any: clear it before printing anything else */
@@ -43,10 +45,11 @@ struct command {
     const char *except;          /* ... this one not (NULL: all), or ... */
     const char *const *settings; /* ... these; NULL: none */
     bool model_options, rule_options;
-    bool reads_no_data;   /* --data defaults to synthetic data of the model's own shape */
-    const char *examples; /* command lines for its help */
-    int (*run)(cli *c);   /* returns the exit code */
-    int (*help)(cli *c);  /* where its flags depend on its words; NULL: help_command */
+    bool reads_no_data;     /* --data defaults to synthetic data of the model's own shape */
+    const char *validation; /* default of --validation; NULL: that of the settings */
+    const char *examples;   /* command lines for its help */
+    int (*run)(cli *c);     /* returns the exit code */
+    int (*help)(cli *c);    /* where its flags depend on its words; NULL: help_command */
 };
 
 extern const command command_analyze, command_train, command_compare, command_eval, command_sample, command_bench,

@@ -24,11 +24,7 @@ static const abar_option network_own[] = {
      .offset = offsetof(network_flags, checkpoint),
      .fallback = "",
      .help = "folder of a run, with its snapshots; or files joined by commas"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(network_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object"},
+    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(network_flags, json), .fallback = "false", .help = JSON_HELP},
     {.name = NULL},
 };
 
@@ -286,9 +282,9 @@ const command command_analyze = {
     .model_options = true,
     .examples = "  abar analyze all --checkpoint runs/lenet5-fashion-mnist-mac-s0\n"
                 "  abar analyze spectra --checkpoint initial,FILE --model lenet5 \\\n"
-                "               --data fashion-mnist --layers 'fc*'\n"
+                "      --data mnist:DIR --layers 'fc*'\n"
                 "  abar analyze theory --data circle --points 21 --width 0 --one-point \\\n"
-                "               --steps 300\n",
+                "      --steps 300\n",
     .run = run,
     .help = help,
 };

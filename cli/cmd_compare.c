@@ -105,7 +105,7 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
 {
     setup_list list;
     const char *labels[ABAR_COMPARE_METHODS_MAX];
-    int code = comparing_setups(c, flags, NULL, &list);
+    int code = comparing_setups(c, flags, &list);
     if (code) return code;
     c->quiet = flags->quiet;
     flags->own_folder = !flags->out[0];

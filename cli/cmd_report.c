@@ -60,14 +60,12 @@ static int run(cli *c)
 {
     report_flags flags = {0};
     const char *folders[FOLDERS_MAX] = {RUNS};
-    int n = 0;
-    for (; c->argc > 0 && c->argv[0][0] != '-'; c->argc--, c->argv++) {
-        if (n == FOLDERS_MAX) return cli_fail(c, EXIT_USAGE, "more than %d folders, give the one above them", FOLDERS_MAX);
-        folders[n++] = c->argv[0];
-    }
+    c->folder = folders;
+    c->folders_max = FOLDERS_MAX;
     int code = flags_read(c, &flags, NULL, NULL);
     if (code == EXIT_SUCCESS) code = check_out(c, flags.out);
     if (code) return code;
+    const int n = c->folders;
     if (n == 0 && !path_is_folder(RUNS))
         return cli_fail(c, EXIT_FAILURE, RUNS ": no such folder here, give the one that has the runs, as in abar report DIR");
     abar_report_counts counts = {.size = sizeof counts};

@@ -72,7 +72,8 @@ static void fill(row *r, const abar_run_info *info)
     snprintf(r->cell[KIND].text, GRID_TEXT_MAX, "%s", kinds[info->kind]);
     snprintf(r->cell[MODEL].text, GRID_TEXT_MAX, "%s", info->model);
     snprintf(r->cell[DATA].text, GRID_TEXT_MAX, "%.*s", (int)strcspn(info->data, ":"), info->data);
-    snprintf(r->cell[OPTIM].text, GRID_TEXT_MAX, "%.40s", info->optim);
+    const bool fits = strlen(info->optim) <= 40; /* the list of a comparison may be long */
+    snprintf(r->cell[OPTIM].text, GRID_TEXT_MAX, "%.*s%s", fits ? 40 : 37, info->optim, fits ? "" : "...");
     if (run)
         snprintf(r->cell[EPOCHS].text, GRID_TEXT_MAX, "%" PRId64 "/%" PRId64, info->epochs, info->epochs_wanted);
     else if (info->runs_wanted > 0)
@@ -151,11 +152,8 @@ static int run(cli *c)
     const char *dir = RUNS;
     json_writer j = {0};
     list l = {0};
-    if (c->argc > 0 && c->argv[0][0] != '-') {
-        dir = c->argv[0];
-        c->argc--;
-        c->argv++;
-    }
+    c->folder = &dir;
+    c->folders_max = 1;
     int code = flags_read(c, &flags, NULL, NULL);
     if (code) return code;
     if (!path_exists(dir) && strcmp(dir, RUNS) == 0)

@@ -40,11 +40,8 @@ static int run(cli *c)
 {
     serve_flags flags = {0};
     const char *dir = RUNS;
-    if (c->argc > 0 && c->argv[0][0] != '-') {
-        dir = c->argv[0];
-        c->argc--;
-        c->argv++;
-    }
+    c->folder = &dir;
+    c->folders_max = 1;
     const int code = flags_read(c, &flags, NULL, NULL);
     if (code) return code;
     if (!path_exists(dir) && strcmp(dir, RUNS) == 0)

@@ -108,7 +108,7 @@ static void print_best(const watcher *w)
     snprintf(chosen, sizeof chosen, "%s %s", s.validates ? "validation" : "test", result);
     snprintf(test, sizeof test, "test %s", result);
     const grid_column column[] = {
-        {"optimizer", true, 0}, {"best at", true, 0}, {chosen, false, 0}, {test, false, 0}, {"ms/step", false, 1}};
+        {"optimizer", true, 0}, {"best at", true, 0}, {chosen, false, s.validates}, {test, false, 0}, {"ms/step", false, 2}};
     grid g = {.column = column, .columns = 5, .rows = abar_sweep_optimizer_count(s.sweep), .fill = fill_row, .user = &s};
     fputc('\n', w->line.out);
     print_grid(&g, &w->line);
@@ -158,7 +158,7 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
     const char *labels[ABAR_COMPARE_METHODS_MAX], *over[OVER_MAX];
     int n_over;
     int code = flags_all(c, "over", over, OVER_MAX, &n_over);
-    if (!code) code = comparing_setups(c, flags, "0.1", &list);
+    if (!code) code = comparing_setups(c, flags, &list);
     if (code) return code;
     c->quiet = flags->quiet;
     flags->own_folder = !flags->out[0] && n_over > 0;
@@ -211,22 +211,21 @@ const command command_sweep = {
     .usage = "--over NAME=VALUES [--over NAME=VALUES] [--optim NAME,NAME] [--seeds N] [--flag value ...]",
     .about =
         "Trains every optimizer with every value of one or more settings, any setting of abar train but model, data and seed. "
-        "An "
-        "optimizer that lacks a setting is trained once, as a measure for the others. Values are chosen on a validation part, "
-        "a tenth of the training set unless --validation says otherwise; the best of each optimizer is then measured on the "
-        "test "
-        "set. --validation 0 shows test results of all. Writes sweep.svg (two settings: heat maps), sweep.csv and "
-        "sweep.json. Ctrl-C stops after the current step and saves everything. Exit status: 0 "
-        "every optimizer has a value with which no run failed, otherwise as of abar compare.",
+        "An optimizer that lacks a setting is trained once, as a measure for the others. Values are chosen on a validation "
+        "part, a tenth of the training set unless --validation says otherwise; the best of each optimizer is then measured on "
+        "the test set. --validation 0 shows test results of all. Writes sweep.svg (two settings: heat maps), sweep.csv and "
+        "sweep.json. Ctrl-C stops after the current step and saves everything. Exit status: 0 every optimizer has a value "
+        "with which no run failed, otherwise as of abar compare.",
     .own = own,
     .all_settings = true,
     .except = "accept-data",
+    .validation = "0.1",
     .model_options = true,
     .rule_options = true,
     .examples = "  abar sweep --over lr=0.01:1:5log --optim sgd,mac --seeds 3\n"
                 "  abar sweep --over lr=0.03,0.1,0.3 --over damping=0.01:10:4log --optim mac\n"
-                "  abar sweep --over lr=0.03,0.1,0.3 --over damping=0.1,1,10 --over batch=32,128 \\\n"
-                "      --one-at-a-time --optim mac,kfac,eva\n"
+                "  abar sweep --over lr=0.03,0.1,0.3 --over damping=0.1,1,10 --one-at-a-time \\\n"
+                "      --optim mac,kfac,eva\n"
                 "  abar sweep --over sgd.lr=0.1,0.3 --over adamw.lr=0.001,0.003 --optim sgd,adamw\n"
                 "  abar sweep --over tinv=1,10,50,100 --optim sgd,mac,kfac --validation 0\n"
                 "  abar sweep --resume runs/sweep-lenet5-fashion-mnist --seeds 3\n",

@@ -98,10 +98,8 @@ static void fill_row(const void *user, int o, grid_cell *cells)
 
 static void say_finished(tuner *u)
 {
-    static const char *const file[][2] = {{"Table", "tune.md"},
-                                          {"Curves", "final/compare.svg"},
-                                          {"Trials", "round1/sweep.svg and the other rounds"},
-                                          {NULL, NULL}};
+    static const char *const file[][2] = {
+        {"Table", "tune.md"}, {"Curves", "final/compare.svg"}, {"Trials", "round*/sweep.svg"}, {NULL, NULL}};
     const progress *line = &u->w.line;
     const char *result = comparison_is_text(u->w.compare) ? "loss" : "acc %";
     char validation[32], test[32];
@@ -150,7 +148,7 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
     const char *labels[ABAR_COMPARE_METHODS_MAX], *over[OVER_MAX];
     int n_over;
     int code = flags_all(c, "over", over, OVER_MAX, &n_over);
-    if (!code) code = comparing_setups(c, flags, "0.1", &list);
+    if (!code) code = comparing_setups(c, flags, &list);
     if (code) return code;
     c->quiet = flags->quiet;
     flags->own_folder = !flags->out[0] && n_over > 0;
@@ -243,23 +241,23 @@ const command command_tune = {
     .usage = "--over NAME=LOW:HIGH:log [--trials N] [--optim NAME,NAME] [--seeds N] [--flag value ...]",
     .about =
         "Searches settings for every optimizer with the same number of trials and epochs, by successive halving: all trials "
-        "are "
-        "trained briefly, the best third goes on three times as long, until the last round has all --epochs. Trials are judged "
-        "on "
-        "a validation part, a tenth of the training set unless --validation says otherwise. The best trial of each optimizer "
-        "is "
-        "trained again with new seeds on the whole training set and measured on the test set. Writes tune.md, which states "
-        "search space, trials and seconds of each optimizer, and tune.json; round1/ ... are sweeps, final/ is a comparison. "
-        "Ctrl-C stops after the current step and saves everything. Exit status as of abar compare; trials that fail are "
-        "results.",
+        "are trained briefly, the best third goes on three times as long, until the last round has all --epochs. Trials are "
+        "judged on a validation part, a tenth of the training set unless --validation says otherwise. The best trial of each "
+        "optimizer is trained again with new seeds on the whole training set and measured on the test set. Writes tune.md, "
+        "which states search space, trials and seconds of each optimizer, and tune.json; round1/ ... are sweeps, final/ is a "
+        "comparison. Ctrl-C stops after the current step and saves everything. Exit status as of abar compare; trials that "
+        "fail are results.",
     .own = own,
     .all_settings = true,
     .except = "accept-data",
+    .validation = "0.1",
     .model_options = true,
     .rule_options = true,
     .examples = "  abar tune --over lr=0.001:1:log --optim sgd,mac --epochs 9\n"
-                "  abar tune --over lr=0.01:1:log --over damping=0.01:10:log --optim mac --trials 27\n"
-                "  abar tune --over sgd.lr=0.01:1:log --over adamw.lr=0.0001:0.1:log --optim sgd,adamw\n"
+                "  abar tune --over lr=0.01:1:log --over damping=0.01:10:log --optim mac \\\n"
+                "      --trials 27\n"
+                "  abar tune --over sgd.lr=0.01:1:log --over adamw.lr=0.0001:0.1:log \\\n"
+                "      --optim sgd,adamw\n"
                 "  abar tune --resume runs/tune-lenet5-fashion-mnist --seeds 5\n",
     .run = run,
 };

@@ -102,19 +102,28 @@ static void print_failure(watcher *w, int lead, const abar_compare_run *r)
     print_wrapped_from(w->line.out, lead, 2 * w->run_width + 4, print_width(w->line.out), text);
 }
 
+/* The label, or its end: labels of a sweep differ there. */
+static const char *cut_label(const char *label, int width, char out[ABAR_COMPARE_LABEL_MAX + 2])
+{
+    const int n = (int)strlen(label);
+    if (n <= width) return label;
+    snprintf(out, ABAR_COMPARE_LABEL_MAX + 2, "..%s", label + n - (width - 2));
+    return out;
+}
+
 static void print_run(watcher *w, const abar_compare_progress *p)
 {
     enum { HEAD, LOSS, TEST, RESULT, BEST, MS, TIME, BESIDE, PARTS };
     line_part part[PARTS] = {0};
-    char number[NUMBER_MAX];
+    char number[NUMBER_MAX], end[ABAR_COMPARE_LABEL_MAX + 2];
     const abar_compare_run *r = p->result;
     const bool text = comparison_is_text(w->compare);
     FILE *out = w->line.out;
     const int space = print_width(out) > RUN_REST + 4 ? print_width(out) - RUN_REST : 4;
     const int label = space < w->label_width ? space : w->label_width;
     progress_clear(&w->line);
-    line_part_set(&part[HEAD], 0, "[%*d/%d] %-*.*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, label, label,
-                  r->label, r->seed);
+    line_part_set(&part[HEAD], 0, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, label,
+                  cut_label(r->label, label, end), r->seed);
     if (r->failure) {
         fputs(part[HEAD].text, out);
         print_failure(w, (int)strlen(part[HEAD].text), r);
@@ -122,7 +131,8 @@ static void print_run(watcher *w, const abar_compare_progress *p)
         return;
     }
     line_part_set(&part[LOSS], 1, "loss %s  ", print_fixed(number, r->train_loss, 4));
-    line_part_set(&part[TEST], 0, comparison_validates(w->compare) ? "validation " : "test ");
+    line_part_set(&part[TEST], 0, "test ");
+    if (comparison_validates(w->compare)) line_part_set(&part[TEST], 1, "validation "); /* the first line says so, too */
     if (text) line_part_set(&part[RESULT], 0, "%s", print_fixed(number, r->test_loss, 4));
     if (!text) line_part_set(&part[RESULT], 0, "%5.2f %%", r->test_accuracy);
     part[RESULT].strong = true;
@@ -352,12 +362,12 @@ static void leave_out(cli *c, const comparing_flags *flags, setup_list *list)
     list->n = n;
 }
 
-int comparing_setups(cli *c, comparing_flags *flags, const char *validation, setup_list *out)
+int comparing_setups(cli *c, comparing_flags *flags, setup_list *out)
 {
     int code = flags_recipes(c, out);
     if (code) return code;
     abar_status status = ABAR_OK;
-    for (int i = 0; i < out->n && validation; i++) /* without a default of --validation: abar compare */
+    for (int i = 0; i < out->n && c->command->validation; i++) /* abar compare has no default of --validation */
         if (out->seeds[i] > 0) {
             code =
                 cli_fail(c, EXIT_USAGE, "--optim %s:%" PRId64 ": all have the same number of seeds here, give --seeds %" PRId64,
@@ -366,8 +376,6 @@ int comparing_setups(cli *c, comparing_flags *flags, const char *validation, set
             return code;
         }
     for (int i = 1; i < out->n && status >= 0; i++) status = abar_compare_align(c->ctx, out->setup[0], out->setup[i]);
-    for (int i = 0; i < out->n && status >= 0 && validation; i++)
-        status = abar_setup_set(c->ctx, out->setup[i], "validation", validation);
     code = status < 0 ? cli_fail_usage(c, status) : flags_read_list(c, flags, out, NULL);
     if (!code) leave_out(c, flags, out);
     if (!code) code = flags_check_list(c, out);

@@ -33,11 +33,11 @@ typedef struct comparing_flags {
     {                                                                                                                         \
         "resume", ABAR_OPTION_TEXT, offsetof(comparing_flags, resume), "", 0, 0, NULL, "continue the " NOUN " in this folder" \
     }
-#define COMPARING_PART                                                                                 \
-    {                                                                                                  \
-        "part", ABAR_OPTION_TEXT, offsetof(comparing_flags, part), "", 0, 0, NULL,                     \
-            "K/N: train the K-th of N parts of the runs, to join them later: copy the folders of all " \
-            "parts into one, and --resume it"                                                          \
+#define COMPARING_PART                                                                            \
+    {                                                                                             \
+        "part", ABAR_OPTION_TEXT, offsetof(comparing_flags, part), "", 0, 0, NULL,                \
+            "train the K-th of N parts of the runs, to join them later: copy the folders of all " \
+            "parts into one, and --resume it"                                                     \
     }
 #define COMPARING_JSON                                                                            \
     {                                                                                             \
@@ -92,8 +92,8 @@ int comparing_on_ranks(cli *c, abar_comm *comm, int (*lead)(cli *c, abar_comm *c
 int comparing_set_part(const cli *c, const comparing_flags *flags, abar_compare *compare);
 /* A resumed one keeps its settings: refuses flags that are not in allowed, and says which are. */
 int comparing_refuse_settings(const cli *c, const comparing *what, const char *const *allowed, const char *may);
-/* The setups that the flags describe, under equal conditions; validation: the default of --validation. */
-int comparing_setups(cli *c, comparing_flags *flags, const char *validation, setup_list *out);
+/* The setups that the flags describe, under equal conditions. */
+int comparing_setups(cli *c, comparing_flags *flags, setup_list *out);
 /* Without --out: runs/VERB-MODEL-DATA. */
 void comparing_claim(comparing_flags *flags, const char *verb, const abar_setup *setup);
 /* The stream for progress. */

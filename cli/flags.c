@@ -118,8 +118,9 @@ static int add_recipe(cli *c, const char *label, const char *optim, setup_list *
     snprintf(out->label[out->n], sizeof out->label[0], "%s", label);
     abar_status status = abar_setup_create(c->ctx, model, data, optim, &out->setup[out->n]);
     if (status < 0) return cli_fail_usage(c, status);
-    out->n++;
-    return EXIT_SUCCESS;
+    abar_setup *setup = out->setup[out->n++];
+    if (c->command->validation) status = abar_setup_set(c->ctx, setup, "validation", c->command->validation);
+    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
 /* Cuts ":N" off "mac:N". *out: N, or 0. */
@@ -358,11 +359,20 @@ static int unexpected_word(const cli *c, const char *word)
     if (word[0] == '-')
         return cli_fail(c, EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word,
                         c->command->name);
-    if (strstr(c->command->usage, "DIR") && path_is_folder(word))
-        return cli_fail(c, EXIT_USAGE, "%s: folders come before flags, as in abar %s %s", word, c->command->name, word);
     if (!word[0]) word = "\"\"";
     return cli_fail(c, EXIT_USAGE, "%s: a lone word, values follow a flag as in --name value, see abar %s --help", word,
                     c->command->name);
+}
+
+static int take_folder(cli *c, const char *word, int pass)
+{
+    if (pass > 0) return EXIT_SUCCESS;
+    if (c->folders == c->folders_max && c->folders_max == 1)
+        return cli_fail(c, EXIT_USAGE, "%s: one folder at a time, and %s is given already", word, c->folder[0]);
+    if (c->folders == c->folders_max)
+        return cli_fail(c, EXIT_USAGE, "more than %d folders, give the one above them", c->folders_max);
+    c->folder[c->folders++] = word;
+    return EXIT_SUCCESS;
 }
 
 static int missing_value(const cli *c, const abar_option *option, const char *full)
@@ -517,7 +527,7 @@ static const char *take_label(const char *name, scope *s)
 static int read_flag(cli *c, int *at, void *own, const setup_list *list, const char *resumed, int pass)
 {
     const char *word = c->argv[*at];
-    if (!is_flag(word)) return unexpected_word(c, word);
+    if (!is_flag(word)) return c->folders_max > 0 && word[0] != '-' ? take_folder(c, word, pass) : unexpected_word(c, word);
     const char *joined = strchr(word, '=');
     char full[FLAG_MAX];
     snprintf(full, sizeof full, "%.*s", joined ? (int)(joined - word - 2) : FLAG_MAX - 1, word + 2);
@@ -547,6 +557,7 @@ static int read_flag(cli *c, int *at, void *own, const setup_list *list, const c
 int flags_read_list(cli *c, void *own, const setup_list *list, const char *resumed)
 {
     abar_options_default(c->command->own, own);
+    c->folders = 0;
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < c->argc; i++) {
             int code = read_flag(c, &i, own, list, resumed, pass);

@@ -39,6 +39,18 @@ static bool exports_others(const cli *c, const char *folder)
     return others;
 }
 
+/* Whether it is the folder of a comparison, a sweep or a tuning. */
+static bool holds_several(const char *folder)
+{
+    static const char *const file[] = {"compare.json", "sweep.json", "tune.json"};
+    char path[2 * ABAR_OPTION_TEXT_MAX];
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, file[i]);
+        if (path_exists(path)) return true;
+    }
+    return false;
+}
+
 int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t size)
 {
     static const char *const name[] = {"state.safetensors", "model.safetensors"};
@@ -50,6 +62,9 @@ int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t s
         snprintf(weights, size, "%s/%s", checkpoint, name[(first + i) % 2]);
         if (path_exists(weights)) return EXIT_SUCCESS;
     }
+    if (holds_several(checkpoint))
+        return cli_fail(c, EXIT_FAILURE, "%s: holds several runs, give the folder of one, abar runs %s --all lists them",
+                        checkpoint, checkpoint);
     return cli_fail(c, EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",
                     checkpoint);
 }

@@ -8,15 +8,19 @@
 
 const char *help_placeholder(const abar_option *option)
 {
-    static const char *const named[][2] = {
-        {"model", "NAME"},      {"data", "NAME[:DIR]"},     {"optim", "NAME"},    {"device", "NAME"},     {"out", "DIR"},
-        {"resume", "DIR"},      {"checkpoint", "PATH"},     {"logits", "N:FILE"}, {"jobs", "N|auto"},     {"init", "FILE"},
-        {"val-labels", "FILE"}, {"target", "acc=X|loss=X"}, {"part", "K/N"},      {"over", "NAME=VALUES"}};
+    static const char *const named[][2] = {{"model", "NAME"},      {"data", "NAME[:DIR]"},  {"optim", "NAME"},
+                                           {"device", "NAME"},     {"out", "DIR"},          {"resume", "DIR"},
+                                           {"checkpoint", "PATH"}, {"logits", "N:FILE"},    {"jobs", "N|auto"},
+                                           {"init", "FILE"},       {"val-labels", "FILE"},  {"target", "acc=X|loss=X"},
+                                           {"part", "K/N"},        {"over", "NAME=VALUES"}, {"gpus", "N|all"},
+                                           {"snapshot", "N,N"},    {"to", "DIR"},           {"bind", "ADDRESS"}};
     if (strcmp(option->fallback, "report.html") == 0) return "FILE"; /* --out of abar report */
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         if (strcmp(option->name, named[i][0]) == 0) return named[i][1];
     }
     if (option->type == ABAR_OPTION_TEXT && strcmp(option->name, "classes") == 0) return "FILE"; /* of models: a number */
+    if (option->type == ABAR_OPTION_TEXT && strcmp(option->name, "workers") == 0) return "N,N";  /* elsewhere a number */
+    if (option->type == ABAR_OPTION_TEXT && strcmp(option->name, "layers") == 0) return "NAME";  /* likewise */
     switch (option->type) {
     case ABAR_OPTION_INT: return "N";
     case ABAR_OPTION_REAL: return "X";
@@ -54,9 +58,8 @@ static void print_option(const cli *c, const abar_option *table, const abar_opti
     const char *takes = help_placeholder(row);
     snprintf(value, sizeof value, "%s", row->fallback ? row->fallback : "");
     if (config) abar_options_get(c->ctx, table, config, row->name, value, sizeof value);
-    if (row->type == ABAR_OPTION_BOOL) snprintf(value, sizeof value, "%s", config ? is_on(value) ? "on" : "off" : "");
-
-    bool negatable = row->type == ABAR_OPTION_BOOL && config;
+    const bool negatable = row->type == ABAR_OPTION_BOOL && (config || is_on(value)); /* a flag that is off is just set */
+    if (row->type == ABAR_OPTION_BOOL) snprintf(value, sizeof value, "%s", negatable ? is_on(value) ? "on" : "off" : "");
     snprintf(left, sizeof left, "  --%s%s", negatable ? "[no-]" : "", row->name);
     append_takes(left, sizeof left, takes);
     snprintf(text, sizeof text, "%s%s%s%s", row->help, value[0] ? " [" : "", value, value[0] ? "]" : "");

@@ -7,13 +7,14 @@
 #include <math.h>
 #include <string.h>
 
+#define VERDICT_MIN 60 /* columns of a window; in a narrower one the verdict leaves out how many seeds would do */
 #define PAIRS_SHOWN 10 /* of more pairs those of the best optimizer are printed; compare.md has all */
 
 typedef struct source {
     const abar_compare *compare;
     const abar_compare_pair *pair[PAIRS_SHOWN > ABAR_COMPARE_METHODS_MAX ? PAIRS_SHOWN : ABAR_COMPARE_METHODS_MAX];
     int pairs;
-    bool utf8, text;
+    bool utf8, text, narrow;
 } source;
 
 /* ---- targets ---------------------------------------------------------------------------------------------------- */
@@ -64,7 +65,7 @@ static void fill_pair(const void *user, int i, grid_cell *cells)
                  print_fixed(high, pair->high, decimals));
     if (pair->apart)
         snprintf(cells[3].text, sizeof cells->text, "told apart");
-    else if (pair->seeds_needed > 0)
+    else if (pair->seeds_needed > 0 && !s->narrow)
         snprintf(cells[3].text, sizeof cells->text, "not told apart, %" PRId64 " seeds might", pair->seeds_needed);
     else
         snprintf(cells[3].text, sizeof cells->text, "not told apart");
@@ -84,7 +85,8 @@ static int best_method(const abar_compare *compare, bool text)
 
 void print_pairs(const abar_compare *compare, const progress *p)
 {
-    source s = {.compare = compare, .utf8 = p->utf8, .text = comparison_is_text(compare)};
+    source s = {
+        .compare = compare, .utf8 = p->utf8, .text = comparison_is_text(compare), .narrow = print_width(p->out) < VERDICT_MIN};
     const char *part = comparison_validates(compare) ? "validation" : "test";
     char note[160];
     int n;

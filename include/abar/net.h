@@ -113,8 +113,7 @@ abar_value abar_token_mean(abar_net *net, abar_value x);                        
 abar_value abar_token_first(abar_net *net, abar_value x);                                /* (T, D) -> (D) */
 abar_value abar_drop_path(abar_net *net, abar_value x, double probability); /* stochastic depth: zeroes whole samples */
 
-/* A net has one loss. Its argument x is also the net's output: (K), the logits of K classes, or (T, K), those of every token.
- */
+/* A net has one loss. Its argument x is also the net's output: (K), the logits of K classes; (T, K), those of every token. */
 void abar_softmax_cross_entropy(abar_net *net, abar_value x, double label_smoothing);
 /* Targets of images that were mixed: two labels a row, and the share of the first (abar_net_target_share). With the share s
  * and smoothing e: t_k = (1 - e) (s [k = first] + (1 - s) [k = second]) + e / K. The label with the larger share counts as
@@ -158,8 +157,8 @@ typedef struct abar_compile_config {
     uint64_t seed;  /* of the initial weights */
     /* A compiled net of the same layers on the same device, which must outlive this one; NULL: none. This net uses its
      * parameters and running statistics, and its arena where that is large enough: the two never run at the same time. Their
-     * inputs may differ in size, their losses in kind. With patterns it may be compiled for training: it
-     * then has gradients of its own, and its forward passes leave the running statistics alone. */
+     * inputs may differ in size, their losses in kind. With patterns it may be compiled for training: it then has gradients of
+     * its own, and its forward passes leave the running statistics alone. */
     const abar_net *share;
     /* ReLUs and maximum pools record their choices in a forward pass, and repeat them in passes with
      * abar_run_config.repeat: the function that such passes compute is smooth. They are not fused with other operations. */

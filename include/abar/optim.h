@@ -32,7 +32,7 @@ typedef struct abar_rule {
 
 const abar_rule *abar_rule_find(const char *name); /* NULL: no such rule */
 const char *const *abar_rule_names(void);          /* NULL-terminated */
-/* The gradients that a rule needs beside that of the batch: see "rules that need further gradients" below. */
+/* The gradients that a rule needs beside that of the batch: see "rules and methods that need further gradients" below. */
 abar_extra abar_rule_extra(const abar_rule *rule);
 /* Checks a config, as abar_optim_create does. */
 abar_status abar_rule_check(abar_context *ctx, const abar_rule *rule, const void *config);
@@ -46,23 +46,26 @@ typedef struct abar_optim_config {
     const void *curvature;     /* what abar_curvature_options describe; NULL: the defaults */
     const abar_optim_param *params;
     int n_params;
-    const abar_layer
-        *layers; /* the linear maps, for methods and for muon. Weights and biases are matched with params by address */
+    /* The linear maps, for methods and for muon. Weights and biases are matched with params by address. */
+    const abar_layer *layers;
     int n_layers;
     double base_lr; /* peak of the learning rate: eta_0 of the KL clip (methods.md section 7); muon's other rates refer to it */
-    void *const
-        *shadows; /* cuda: (n_params) BF16 copies of values in their order, which steps write too, or NULL; NULL: none */
-    const bool
-        *yields_output; /* (n_layers): layers that make the network's output, for rules that treat them apart; NULL: none */
-    int64_t examples;   /* of a step's batch, all micro-batches together, at most: for methods that keep their rows (skfac,
-                         * kpsvd, ngd); 0: not known */
-    void *const *extra_grads; /* (n_params): memory for further gradients, as large and in the order of params[i].grad; NULL:
-                               * the caller computes none, and rules that need them are refused */
-    int64_t loss_terms;       /* sophia: examples, or tokens of a text, in the mean that the loss of a step is */
-    uint64_t seed;            /* adahessian: of the random signs */
-    int64_t classes;          /* ngd --fisher exact: of the labels, one a sample; else 0 */
-    const void *const *method_configs; /* (n_layers): the method's settings for each layer, or NULL: method_config; NULL: one
-                                        * for all. kl-clip is the same for all; ngd, and mfac over all parameters, have one */
+    /* cuda: (n_params) BF16 copies of values in their order, which steps write too, or NULL; NULL: none. */
+    void *const *shadows;
+    /* (n_layers): layers that make the network's output, for rules that treat them apart; NULL: none. */
+    const bool *yields_output;
+    /* Examples of a step's batch, all micro-batches together, at most: for methods that keep their rows (skfac, kpsvd, ngd); 0:
+     * not known. */
+    int64_t examples;
+    /* (n_params): memory for further gradients, as large and in the order of params[i].grad; NULL: the caller computes none,
+     * and rules that need them are refused. */
+    void *const *extra_grads;
+    int64_t loss_terms; /* sophia: examples, or tokens of a text, in the mean that the loss of a step is */
+    uint64_t seed;      /* adahessian: of the random signs */
+    int64_t classes;    /* ngd --fisher exact: of the labels, one a sample; else 0 */
+    /* (n_layers): the method's settings for each layer, or NULL: method_config; NULL: one for all. kl-clip is the same for all;
+     * ngd, and mfac over all parameters, have one. */
+    const void *const *method_configs;
 } abar_optim_config;
 
 /* Allocates all state. Copies the config and what it points to, but not the tensors' memory. */
@@ -84,8 +87,8 @@ typedef struct abar_step_report {
     double grad_norm; /* before clipping */
 } abar_step_report;
 
-/* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd) and mfac overwrite grad by
- * the preconditioned gradient, muon by the step of what it takes, shampoo, soap and kbfgs by their step. */
+/* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd, skfac, kpsvd), mfac and ngd
+ * overwrite grad by the preconditioned gradient, muon by the step of what it takes, shampoo, soap and kbfgs by their step. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
 /* Replaces the pointers and factors of params[index], until the next call: for callers whose tensors move.

@@ -2,9 +2,11 @@
  *
  * A sweep is a comparison whose methods are its cells, an optimizer with a value of every setting that varies:
  * abar_compare_run_all, abar_compare_stop, abar_compare_jobs, abar_compare_part, abar_compare_run_of and abar_compare_report
- * serve it, too. Its folder: sweep.json      its configuration, every run that has ended, the best cells sweep.csv       one
- * row per run: values, optimizer, seed, results, time sweep.svg       results over the values; of two settings a heat map per
- * optimizer CELL-sSEED/     every run, as of a comparison */
+ * serve it, too. Its folder:
+ *     sweep.json      its configuration, every run that has ended, the best cells
+ *     sweep.csv       one row per run: values, optimizer, seed, results, time
+ *     sweep.svg       results over the values; of two settings a heat map per optimizer
+ *     CELL-sSEED/     every run, as of a comparison */
 #ifndef ABAR_SWEEP_H
 #define ABAR_SWEEP_H
 

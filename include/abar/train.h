@@ -59,8 +59,7 @@ typedef struct abar_train_config {
     int64_t decode;                     /* abar_decode_kind */
     double recipe_warmup; /* warmup of the recipe, which abar_setup_set shortens to half of a short run; 0: warmup was set */
     /* Samples of a micro-batch; the gradients of all batch / micro of them are summed in a fixed order that does not depend on
-     * the number of ranks (docs/scaling.md). 0: as accumulate says, added one after another; with several ranks batch / ranks.
-     */
+     * the number of ranks (docs/scaling.md). 0: as accumulate says, one after another; with several ranks batch / ranks. */
     int64_t micro;
     int64_t reduce;         /* abar_reduce_kind: how several ranks are joined */
     int64_t check_replicas; /* steps between comparisons of the ranks' state; 0: before it is saved only */
@@ -111,8 +110,7 @@ int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_T
 abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
 void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
 /* Sets an option of any of its tables. model, optim and data cannot be changed, because the defaults depend on them; but data
- * may name another folder of the same set. epochs also limits the default warmup to half of them, unless warmup has been set.
- */
+ * may name another folder of the same set. epochs also limits the default warmup to half of them, unless warmup is set. */
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text);
 /* Checks that the settings fit together, as abar_trainer_create does. */
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
@@ -222,14 +220,13 @@ abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_p
  * out), history (one object per epoch, counted from 1) and config. With a validation part the names test_* are validation_*.
  * The text is valid until the next report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
+size_t abar_trainer_state_bytes(const abar_trainer *trainer); /* of the optimizer, on this rank */
 /* The net that is trained. Of a rule that averages (abar_rule) it has the weights that gradients are taken at; the exports have
  * those that are tested. */
-size_t abar_trainer_state_bytes(const abar_trainer *trainer); /* of the optimizer, on this rank */
 abar_net *abar_trainer_net(abar_trainer *trainer);
 
 /* Test loss and accuracy of weights from a safetensors file: an export or checkpoint of abar, or a file of PyTorch's. With
- * setup->train.validation above 0 those of the validation part; a program that wants the test part of such a run sets it to 0.
- */
+ * setup->train.validation above 0 those of the validation part; a program that wants the test part of such a run clears it. */
 typedef struct abar_evaluation {
     size_t size;           /* sizeof(abar_evaluation) */
     double loss, accuracy; /* percent */

@@ -18,6 +18,26 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
     return abar__fail(ctx, ABAR_E_ARGUMENT, "%.80s...: the folder's path is too long, use a shorter one", dir);
 }
 
+abar_status abar__folder_lacks(abar_context *ctx, const char *dir, const char *noun, const char *file)
+{
+    static const struct {
+        const char *file, *noun, *verb;
+    } kind[] = {{"tune.json", "tuning", "tune"},
+                {"sweep.json", "sweep", "sweep"},
+                {"compare.json", "comparison", "compare"},
+                {"config.json", "run", "train"}};
+    char path[ABAR_RUN_PATH_MAX];
+    if (!abar__path_exists(dir))
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: holds no %s, there is no such folder, check the path", dir, noun);
+    for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
+        ABAR_TRY(abar__run_path(ctx, dir, kind[i].file, path));
+        if (abar__path_exists(path))
+            return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: holds no %s but a %s, to continue it use abar %s --resume", dir, noun,
+                              kind[i].noun, kind[i].verb);
+    }
+    return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: holds no %s (no %s), check the path", dir, noun, file);
+}
+
 /* ---- claiming ------------------------------------------------------------------------------------------------- */
 
 /* A checkpoint is written after every epoch's log line: a log with a second epoch means that there was one. A log that
@@ -133,7 +153,7 @@ abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out
     else if (abar__path_exists(state))
         return setup_from_checkpoint(ctx, state, dir, out);
     else
-        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: holds no run (no config.json), check the path", dir);
+        return abar__folder_lacks(ctx, dir, "run", "config.json");
     return move_out(ctx, dir, out);
 }
 

@@ -432,6 +432,8 @@ abar_status abar__report_curvature(abar_trainer *t);
 /* The files of the folder. */
 #define ABAR_RUN_PATH_MAX (ABAR_OPTION_TEXT_MAX + 64)
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX]);
+/* Fails for a folder without NOUN ("run", "sweep"), whose file is missing; says what is there instead, and how that goes on. */
+abar_status abar__folder_lacks(abar_context *ctx, const char *dir, const char *noun, const char *file);
 void abar__digest_take(abar_trainer *t);
 abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */
 abar_status abar__checkpoint_load(abar_trainer *t);

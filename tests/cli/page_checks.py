@@ -3,6 +3,7 @@ Prints a line for each case that does not hold, and the counts last."""
 import glob
 import json
 import os
+import re
 import statistics
 import sys
 
@@ -130,6 +131,8 @@ def check_comparison(b):
     check_keys(b)
     check_themes(b)
     text = b.js("document.getElementById('comparisons').textContent")
+    results = b.js("[...document.querySelectorAll('#runs tbody tr')].map(r => r.children[6].textContent).join()")
+    check("results in percent have two decimals", re.fullmatch(r"([0-9]+[.][0-9]{2} %,?)+", results), results)
     check("the comparison's table and verdicts", "mac" in text and "told apart" in text and "95 % intervals" in text, text)
     check("what differs", "train.optim" in b.js("document.getElementById('settings').textContent"))
     check("layers as heat maps", b.js("document.querySelectorAll('#heats canvas').length") >= 3)

@@ -51,6 +51,8 @@ all=(--model lenet5 --data synthetic --limit-train 32 --limit-test 16 --batch 16
 succeeds "--optim all runs every optimizer" compare "${all[@]}" --optim all --out all
 check "in the order of abar optimizers" test "$(sed -nE 's/^\[.*\] ([a-z]+) +seed 0.*/\1/p' stdout | tr '\n' ' ')" = "$names"
 check "and leaves none out" bash -c "! grep -q 'left out' stdout"
+succeeds "it is listed" runs all
+check "a list that is cut says so" says ' sgd,adamw,[^ ]*[.][.][.] '
 succeeds "names beside all are not run twice" compare "${tiny[@]}" --optim mac,slow=mac,all:1 --slow.lr 0.01 --epochs 1 --out named
 check "named ones come first" says '^\[ *1/[0-9]+\] mac +seed 0'
 check "what the network has nothing for is left out, with the reason" says '^muon is left out: .*muon'

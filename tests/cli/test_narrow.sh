@@ -22,7 +22,7 @@ fits() {
 
 tiny=(--model mlp --widths 784-8-10 --data synthetic --limit-train 64 --limit-test 32 --batch 16 --epochs 2 --threads 1)
 fits "the overview" ''
-for command in train compare eval sample bench models data optimizers; do fits "$command --help" $command --help; done
+for command in train compare sweep tune runs report serve eval sample bench models data optimizers analyze; do fits "$command --help" $command --help; done
 fits "data" data
 check "where data are is readable" says '^      found in|^      always there'
 fits "one data set" data --data synthetic
@@ -48,6 +48,12 @@ fits "a long label" compare "${tiny[@]}" --optim a-label-of-thirty-one-character
 check "settings are below a long label" says '^      lr 0\.'
 fits "side by side" compare "${tiny[@]}" --optim sgd,adamw --jobs 2 --out beside
 fits "a benchmark" bench --model lenet5 --batch 8 --steps 3 --threads 1 --profile --optim mac
+fits "a sweep" sweep "${tiny[@]/--limit-test/--limit-train}" --optim sgd,mac --over lr=0.01,0.1 --out swept
+check "a label that is cut shows its value" says '^\[[12]/4\] \.\.[a-z=]*0\.01  seed 0  '
+check "a value that is cut is told from the others" says '^\[[12]/4\] \.\.[a-z=]*=0\.1  *seed 0  '
+check "the table has what is tested" says '^optimizer +best at +test acc %$'
+fits "a tuning" tune "${tiny[@]/--limit-test/--limit-train}" --optim sgd,mac --over lr=0.01:0.1 --trials 3 --seeds 2 --out tuned
+check "a verdict is short" says '^  sgd - mac .*told apart$'
 fits "a mistake" train --modle lenet5
 fits "a failure" train --resume nowhere
 finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make quickstart` compiles few objects, and the files that it compiles together also compile alone. Nothing is built: a script
-# stands in for cmake and lists the commands of the build.
+# `make quickstart` compiles few objects, and the files that it compiles together also compile alone; `make` makes all that is
+# installed. Nothing is built: a script stands in for cmake and lists the commands of the build.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -32,6 +32,18 @@ check "quickstart is configured" test $rc = 0
 grep -- ' -c ' commands >together
 objects=$(wc -l <together)
 check "quickstart compiles $objects objects: more than 0, at most 250" test "$objects" -gt 0 -a "$objects" -le 250
+
+# ---- what is installed: files that neither the configuration nor `make` makes, such as a module for an MPI -------------------
+ran='make build CUDA=off'
+env -u MAKEFLAGS -u MAKELEVEL PATH="$work/bin:$PATH" COMMANDS="$work/all" make --no-print-directory -C "$root" -o bootstrap \
+    BUILD="$work/out" build CUDA=off >stdout 2>stderr
+rc=$?
+check "the build is configured" test $rc = 0
+grep -oE "\"$work/out/[^\"$]+\"" out/cmake_install.cmake | tr -d '"' | sort -u >installed
+check "files of the build are installed" grep -q 'libabar_optim.so' installed
+while IFS= read -r file; do
+    check "${file##*/}, which is installed, is built" test -e "$file" -o "$(grep -cF -- "${file##*/}" all)" -gt 0
+done <installed
 
 # ---- files alone: a file that lacks an include still compiles after one that has it -------------------------------------------
 ran='cmake -DABAR_UNITY=OFF'

@@ -11,6 +11,9 @@ run train "${tiny[@]}" --epochs 3 --optim mac --diagnose 2 --out one
 succeeds "a page" report cmp one --out page.html
 check "it tells what is in it" says '^page.html: 5 runs$'
 succeeds "it is written again" report cmp one --out page.html
+cp page.html before.html
+succeeds "folders may follow flags" report cmp --out page.html one
+check "and are the same" cmp -s page.html before.html
 check "nothing is loaded from elsewhere" test "$(grep -cE '(src|href)="?(https?:)?//' page.html)" = 0
 run report cmp --out other.html --json
 check "--json prints one object" one_json_object
@@ -48,7 +51,7 @@ mkfifo links/run/pipe.svg
 succeeds "a pipe is passed over" report links --out links.html
 
 # --- mistakes ---
-refuses "a folder that is not there" 2 'nowhere: ' report nowhere
+refuses "a folder that is not there" 2 'nowhere: no such folder' report nowhere
 refuses "no folder" 1 'abar report DIR' report
 mkdir empty
 refuses "a folder without runs" 2 'no runs' report empty

@@ -194,7 +194,11 @@ refuses "a sweep where one is" 2 'already holds a sweep, continue it with --resu
 refuses "a comparison where a sweep is" 2 'already holds a sweep' compare "${tiny[@]}" --out ../line
 refuses "other settings of a resumed sweep" 2 'lr: a resumed sweep keeps its settings' sweep --resume ../line --lr 1
 refuses "a comparison to go on with that is a sweep" 1 'holds no comparison' compare --resume ../line
-refuses "no tuning" 1 'holds no tuning' tune --resume ../line
+refuses "a run to go on with that is a sweep" 1 'line: holds no run but a sweep, to continue it use abar sweep --resume$' train --resume ../line
+refuses "no tuning" 1 'holds no tuning but a sweep' tune --resume ../line
+refuses "a sweep that is a run" 1 'holds no sweep but a run, to continue it use abar train --resume$' sweep --resume ../plain0
+refuses "a folder that is not there" 1 'nowhere: holds no sweep, there is no such folder' sweep --resume nowhere
+refuses "weights of a sweep" 1 'line: holds several runs, .*abar runs .*line --all' eval --checkpoint ../line
 refuses "nothing to tune" 2 '--over: says what is tuned' tune "${tiny[@]}"
 refuses "an optimizer without a space" 2 'nothing varies for sgd' tune "${tiny[@]}" --over damping=0.1:1
 refuses "more trials than values" 2 'only 2 different values' tune "${tiny[@]}" --optim sgd --over lr=0.1,0.2
@@ -203,6 +207,11 @@ refuses "epochs as a setting" 2 'epochs are the budget' tune "${tiny[@]}" --over
 refuses "seeds of one optimizer" 2 '--optim mac:3: all have the same number of seeds' sweep "${tiny[@]}" --optim sgd,mac:3 --over lr=0.1
 refuses "runs of a file" 2 'is a file' runs ../one0/sweep.csv
 refuses "runs of nothing" 2 'no such folder' runs nowhere
+succeeds "a folder after the flags" runs --all ../line
+cp "$work/stdout" ../after
+run runs ../line --all
+check "is the same as before them" cmp -s "$work/stdout" ../after
+refuses "two folders" 2 'plain0: one folder at a time, and ../line is given already' runs ../line --all ../plain0
 refuses "no target" 2 '--target 93: not a target' compare "${tiny[@]}" --target 93
 refuses "a misspelt setting of one of two" 2 'did you mean --damping' sweep "${tiny[@]}" --optim mac,sgd --over dampng=0.1,1
 refuses "optimizers with other epochs, before any trial" 2 '--epochs: 2 for sgd but 4 for mac' tune "${tiny[@]}" --over lr=0.1:1 --mac.epochs 4

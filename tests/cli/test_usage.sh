@@ -9,7 +9,7 @@ for words in "" "help" "--help" "-h"; do
     succeeds "overview by '$words'" $words
     check "overview by '$words' names the commands" says '^  train '
 done
-for command in train compare eval sample bench models data optimizers; do
+for command in train compare sweep tune runs report serve eval sample bench models data optimizers analyze; do
     succeeds "$command --help" $command --help
     check "$command --help shows its usage" says "^usage: abar $command"
     check "$command --help fits 80 columns" awk 'length > 80 { exit 1 }' stdout
@@ -23,6 +23,13 @@ run train --help
 check "train --help shows the default recipe's" says 'lr X .*\[0\.05\]'
 succeeds "train --help with another optimizer" train --optim adamw --help
 check "train --help shows the optimizer's own options" says '--beta'
+for command in sweep tune; do
+    run $command --help
+    check "$command --help shows its own default of --validation" bash -c 'grep -A2 -e "--validation X" stdout | grep -q "\[0\.1\]"'
+done
+run analyze all --help
+check "a flag that is on says so, and how it goes off" bash -c 'grep -A1 -e "--\[no-\]homogeneous " stdout | grep -q "\[on\]"'
+check "a flag that is off is just set" says '^  --dump '
 succeeds "version" --version
 check "version says a number" says '^abar [0-9]+\.[0-9]+\.[0-9]+$'
 succeeds "optimizers" optimizers

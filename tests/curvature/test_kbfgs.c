@@ -1,5 +1,5 @@
-/* K-BFGS (optimizers.md section 7): its identities, and what becomes of a step whose second pass fails. Its numbers are compared
- * with the oracle's in test_curvature_golden.c. Two labs of one seed draw the same batches. */
+/* K-BFGS (optimizers.md section 7): its identities, and what becomes of a step whose second pass fails. Its numbers are
+ * compared with the oracle's in test_curvature_golden.c. Two labs of one seed draw the same batches. */
 #include "curvature_lab.h"
 
 #include "device/device_impl.h"

@@ -1,5 +1,5 @@
-/* M-FAC (optimizers.md section 8) against dense solves of the damped mean of its gradients' outer products, its limits, and what
- * happens to its ring when gradients are missing, zero, too large or not finite. */
+/* M-FAC (optimizers.md section 8) against dense solves of the damped mean of its gradients' outer products, its limits, and
+ * what happens to its ring when gradients are missing, zero, too large or not finite. */
 #include "curvature_lab.h"
 
 #include "device/device_impl.h"

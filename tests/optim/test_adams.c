@@ -1,5 +1,5 @@
-/* AdamW's relatives (methods.md section 8, optimizers.md section 4): nadamw, sfadamw, cautious decay. Against the float64 oracle
- * (tests/oracle/adams.py), against timm's, PyTorch's and the authors' code (check_adams.py), and their identities. */
+/* AdamW's relatives (methods.md section 8, optimizers.md section 4): nadamw, sfadamw, cautious decay. Against the float64
+ * oracle (tests/oracle/adams.py), against timm's, PyTorch's and the authors' code (check_adams.py), and their identities. */
 #include "optim/golden_steps.h"
 #include "optim/optim_snapshot.h"
 

@@ -78,7 +78,7 @@ typedef struct abar__images_known {
 } abar__images_known;
 void abar__images_know(abar__images_index *index, int part, int64_t i, const abar__images_known *known); /* thread-safe */
 abar__images_known abar__images_known_of(const abar__images_index *index, int part, int64_t i);
-/* Takes over what was known of the files that are the same in an earlier index of the folder, at the same place of the order. */
+/* Takes over what was known of the files that an earlier index of the folder has at the same place of the order. */
 void abar__images_learn(abar__images_index *index, const abar__images_index *earlier);
 /* The largest file; and, once every file has been checked, the largest width and height. 0: not known. */
 void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32_t *width, int32_t *height);

@@ -301,9 +301,7 @@ abar_status abar__compare_fill_from_folder(abar_compare *c, const char *dir, int
     char path[ABAR_RUN_PATH_MAX];
     ABAR_TRY(copy_dir(c, dir));
     ABAR_TRY(abar__compare_config_path(c, path));
-    if (!abar__path_exists(path))
-        return abar__fail(c->ctx, ABAR_E_NOT_FOUND, "%s: holds no %s (no %s.json), check the path", c->dir, c->kind->noun,
-                          c->kind->stem);
+    if (!abar__path_exists(path)) return abar__folder_lacks(c->ctx, c->dir, c->kind->noun, path + strlen(c->dir) + 1);
     ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->folder));
     ABAR_TRY(abar__compare_config_load(c));
     ABAR_TRY(fill_records(c, seeds));

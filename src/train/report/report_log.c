@@ -271,12 +271,9 @@ static abar_status put_log(run_log *log, abar__text *out)
     const struct {
         const char *name;
         double value;
-    } numbers[] = {{"log_bytes", (double)log->bytes},
-                   {"damaged_lines", (double)log->damaged},
-                   {"step_lines", (double)log->step_lines},
-                   {"step_stride", (double)log->step_stride},
-                   {"layer_lines", (double)log->layer_lines},
-                   {"layer_stride", (double)log->layer_stride}};
+    } numbers[] = {{"log_bytes", (double)log->bytes},         {"damaged_lines", (double)log->damaged},
+                   {"step_lines", (double)log->step_lines},   {"step_stride", (double)log->step_stride},
+                   {"layer_lines", (double)log->layer_lines}, {"layer_stride", (double)log->layer_stride}};
     ABAR_TRY(put_series(log->ctx, out, "epochs", &log->epochs));
     ABAR_TRY(put_series(log->ctx, out, "steps", &log->steps));
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)

@@ -386,7 +386,8 @@ abar_status abar__runs_open(abar_context *ctx, const char *dir, int *out)
 {
     struct stat info;
     if (stat(dir, &info) != 0)
-        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s, check the path", dir[0] ? dir : "\"\"", strerror(errno));
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s, check the path", dir[0] ? dir : "\"\"",
+                          errno == ENOENT ? "no such folder" : strerror(errno));
     if (!S_ISDIR(info.st_mode)) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is a file, give a folder", dir);
     *out = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return *out >= 0 ? ABAR_OK : abar__fail(ctx, ABAR_E_IO, "%s: %s, check its permissions", dir, strerror(errno));

@@ -294,8 +294,7 @@ static abar_status fill_from_folder(abar_tune *t, const char *dir, int64_t seeds
     char path[ABAR_RUN_PATH_MAX];
     ABAR_TRY(copy_dir(t, dir));
     ABAR_TRY(abar__run_path(t->ctx, t->dir, "tune.json", path));
-    if (!abar__path_exists(path))
-        return abar__fail(t->ctx, ABAR_E_NOT_FOUND, "%s: holds no tuning (no tune.json), check the path", t->dir);
+    if (!abar__path_exists(path)) return abar__folder_lacks(t->ctx, t->dir, "tuning", "tune.json");
     ABAR_TRY(abar__folder_lock(t->ctx, t->dir, &t->folder));
     ABAR_TRY(abar__tune_load(t));
     if (seeds > 0 && seeds < t->seeds)

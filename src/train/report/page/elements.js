@@ -31,6 +31,8 @@ function short(value) {
 const plural = (n, one, many = one + "s") => n + " " + (n === 1 ? one : many);
 const mean = list => list.reduce((a, b) => a + b, 0) / list.length;
 const present = v => v !== null && v !== undefined && !Number.isNaN(v);
+/* Losses as any number; accuracies in percent as in a terminal, with two decimals. */
+const result = (value, text) => text || !present(value) ? shown(value) : value.toFixed(2);
 const where = path => path === "" ? "(this folder)" : path;
 
 /* Cells are texts, numbers or elements; best: column -> row to emphasise; wide: columns whose text may break */

@@ -4,13 +4,13 @@
 const partOf = rows => rows.some(r => "validation_loss" in r) ? "validation" : "test";
 const judgedOf = group => group.text ? "loss" : "acc";
 const bestRow = (values, low) => values.reduce((best, v, i) => !present(v) ? best : best < 0 || (low ? v < values[best] : v > values[best]) ? i : best, -1);
-const spread = (value, std, digits = 4) => shown(value, digits) + (present(std) ? " ± " + shown(std, 2) : "");
+const spread = (value, std, text) => result(value, text) + (present(std) ? " ± " + (text ? shown(std, 2) : std.toFixed(2)) : "");
 
 function resultsTable(group) {
   const rows = group.table.rows, part = partOf(rows), judged = judgedOf(group), has = name => rows.some(r => present(r[name]));
   const columns = [
-    ["optimizer", r => r.label], ["seeds", r => r.runs], [part + (group.text ? " loss" : " accuracy, %"), r => r[part + "_" + judged]], ["±", r => present(r[part + "_" + judged + "_std"]) ? Number(r[part + "_" + judged + "_std"].toPrecision(2)) : null],
-    ["best epoch's", r => r["best_" + judged]], ["train loss", r => r.train_loss], ["ms per step", r => r.ms_per_step], ["time", r => present(r.time_ratio) ? shown(r.time_ratio, 3) + " ×" : null],
+    ["optimizer", r => r.label], ["seeds", r => r.runs], [part + (group.text ? " loss" : " accuracy, %"), r => r[part + "_" + judged]], ["±", r => { const std = r[part + "_" + judged + "_std"]; return present(std) ? Number(group.text ? std.toPrecision(2) : std.toFixed(2)) : null; }],
+    ["best epoch's", r => r["best_" + judged]], ["train loss", r => r.train_loss], ["ms per step", r => r.ms_per_step], ["time ratio", r => present(r.time_ratio) ? Number(r.time_ratio.toFixed(2)) : null],
     ["memory, MiB", r => r.memory_bytes ? Number((r.memory_bytes / 1048576).toPrecision(3)) : null], ["failed", r => r.failures || null]];
   if (has("reached") || has("never")) columns.push([group.target ? group.target + " reached" : "target reached", r => (r.reached || 0) + " of " + ((r.reached || 0) + (r.never || 0))], ["after epochs", r => r.target_epochs], ["steps", r => r.target_steps], ["seconds", r => r.target_seconds]);
   const used = columns.filter(([, get]) => rows.some(r => present(get(r)))), cells = rows.map(r => used.map(([, get]) => { const v = get(r); return typeof v === "number" && !Number.isInteger(v) ? Number(v.toPrecision(4)) : v ?? null; }));
@@ -28,7 +28,7 @@ function pairsTable(group) {
   const pairs = (group.table.pairs || []).filter(p => present(p.difference));
   if (!pairs.length) return [];
   const reach = Math.max(...pairs.flatMap(p => [Math.abs(p.low ?? p.difference), Math.abs(p.high ?? p.difference)]), 1e-30);
-  const cells = pairs.map(p => [p.a + " − " + p.b, (p.difference > 0 ? "+" : "") + shown(p.difference, 3), present(p.low) ? shown(p.low, 3) + " to " + shown(p.high, 3) : "–", present(p.low) ? forest(p, reach) : "", shown(p.p_holm, 2),
+  const cells = pairs.map(p => [p.a + " − " + p.b, (p.difference > 0 ? "+" : "") + result(p.difference, group.text), present(p.low) ? result(p.low, group.text) + " to " + result(p.high, group.text) : "–", present(p.low) ? forest(p, reach) : "", shown(p.p_holm, 2),
     p.told_apart ? "told apart" : "not told apart" + (p.seeds_needed ? ", " + p.seeds_needed + " seeds might" : "")]);
   return [make("h4", {}, `Differences in ${partOf(group.table.rows)} ${group.text ? "loss" : "accuracy"} with 95 % intervals (Welch; Holm's correction over ${plural(pairs.length, "pair")})`),
     scroll(table(["pair", "difference", "interval", "", "p", "verdict"], cells))];
@@ -71,7 +71,7 @@ const pictureOf = p => make("figure", {}, make("figcaption", {}, p.path), make("
 
 function sweep(group) {
   const best = group.best || [], judged = judgedOf(group), what = group.text ? "loss" : "accuracy, %";
-  const rows = best.map(b => [b.optimizer, valuesText(b.values), spread(b["validation_" + judged], b["validation_" + judged + "_std"]), spread(b["test_" + judged], b["test_" + judged + "_std"])]);
+  const rows = best.map(b => [b.optimizer, valuesText(b.values), spread(b["validation_" + judged], b["validation_" + judged + "_std"], group.text), spread(b["test_" + judged], b["test_" + judged + "_std"], group.text)]);
   const pictures = data.pictures.filter(p => p.folder === group.path);
   return make("div", {class: "card"}, make("h3", {}, where(group.path), " ", badge(group.state)), make("p", {}, group.problem || `sweep of ${(group.axes || []).map(a => a.name).join(" and ")}, ${plural(group.runs_done, "run")}`),
     ...(rows.length ? [scroll(table(["optimizer", "best values", "validation " + what, "test " + what], rows))] : []), make("div", {class: "pictures"}, pictures.map(pictureOf)));
@@ -79,7 +79,7 @@ function sweep(group) {
 
 function tuning(group) {
   const judged = judgedOf(group), what = group.text ? "loss" : "accuracy, %", results = group.results || [];
-  const rows = results.map(r => [r.optimizer, r.space, r.trials, r.failures, r.epochs, Number((r.seconds || 0).toPrecision(3)), valuesText(r.values), spread(r["validation_" + judged]), spread(r["test_" + judged], r["test_" + judged + "_std"])]);
+  const rows = results.map(r => [r.optimizer, r.space, r.trials, r.failures, r.epochs, Number((r.seconds || 0).toPrecision(3)), valuesText(r.values), spread(r["validation_" + judged], null, group.text), spread(r["test_" + judged], r["test_" + judged + "_std"], group.text)]);
   return make("div", {class: "card"}, make("h3", {}, where(group.path), " ", badge(group.state)),
     make("p", {}, group.problem || "tuning with equal budgets" + (group.rounds?.length ? ": " + group.rounds.map(r => `${r.trials} trials of ${plural(r.epochs, "epoch")}`).join(", then ") + " for each optimizer" : "")),
     ...(rows.length ? [scroll(table(["optimizer", "search space", "trials", "failed", "epochs spent", "seconds", "winner", "validation " + what, "test " + what], rows))] : []));
@@ -106,7 +106,7 @@ function problemsOf(run) {
 }
 
 function runsPart() {
-  const rows = data.runs.map(r => [where(r.path), r.model, r.data, r.optim, String(r.seed), r.epochs_done + " of " + r.epochs_wanted, (r.validation ? "validation " : "") + (present(r.text ? r.loss : r.acc) ? shown(r.text ? r.loss : r.acc, 4) + (r.text ? "" : " %") : "–"), badge(r.state), problemsOf(r)]);
+  const rows = data.runs.map(r => [where(r.path), r.model, r.data, r.optim, String(r.seed), r.epochs_done + " of " + r.epochs_wanted, (r.validation ? "validation " : "") + result(r.text ? r.loss : r.acc, r.text) + (r.text || !present(r.acc) ? "" : " %"), badge(r.state), problemsOf(r)]);
   section("runs", "Runs", rows.length ? [make("div", {class: "card"}, scroll(table(["run", "model", "data", "optimizer", "seed", "epochs", "result", "state", ""], rows, {}, [8])))] : []);
 }
 
