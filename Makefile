@@ -50,7 +50,9 @@ test: configure
 bench: build
 	@bench/run $(ABAR)
 	@bench/methods $(ABAR)
-	@if command -v python3 >/dev/null; then for program in binding binding_steps; do ABAR_LIBRARY=$(abspath $(BUILD))/libabar_optim.so python3 bench/$$program.py; done; else echo 'bench: no python3: the binding is not timed'; fi
+	@python=$${ABAR_PYTHON:-python3}; if command -v $$python >/dev/null; then \
+	    for program in binding binding_steps; do ABAR_LIBRARY=$(abspath $(BUILD))/libabar_optim.so $$python bench/$$program.py; done; \
+	else echo "bench: no $$python: the binding is not timed"; fi
 
 install: build
 	cmake --install $(BUILD) --prefix "$(PREFIX)"

@@ -40,6 +40,7 @@ SHAPES = {
     "resnet50": (3, 176, 176),
     "resnet101": (3, 176, 176),
     "wrn28-10": (3, 32, 32),
+    "deit-tiny": (3, 32, 32),
 }
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}
@@ -47,6 +48,11 @@ DEVICE = transformers.DEVICE  # of the measurements on a GPU
 MODES = ["compiled", "graph", "eager"]  # likewise
 BATCH = 128
 WARM_UP = 3
+
+
+def build(model):
+    """A network for images of SHAPES; deit-tiny has patches of 4 x 4 pixels."""
+    return transformers.deit_tiny(32, 4, 10) if model == "deit-tiny" else networks.build(model)
 
 
 def summary(times):
@@ -66,7 +72,7 @@ class Run:
 
     def __init__(self, model, batch, memory_format, optimizer, compiled=False):
         torch.manual_seed(0)
-        self.module = networks.build(model).to(memory_format=memory_format).train()
+        self.module = build(model).to(memory_format=memory_format).train()
         x = torch.randn(batch, *SHAPES[model])
         self.x = x.contiguous(memory_format=memory_format)
         self.labels = torch.randint(10, (batch,))
@@ -141,7 +147,7 @@ def network(model, batch, attention):
     """The network, its input and its labels, on the device."""
     if model in transformers.MODELS:
         return transformers.case(model, batch, attention)
-    module = networks.build(model).to(DEVICE).train()
+    module = build(model).to(DEVICE).train()
     x = torch.randn(batch, *SHAPES[model], device=DEVICE)
     return module, x, torch.randint(10, (batch,), device=DEVICE)
 

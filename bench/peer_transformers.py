@@ -148,6 +148,11 @@ def replaced(module, *classes):
             setattr(module, name, c)
 
 
+def deit_tiny(image, patch, classes):
+    with replaced(networks_vit, Attention):
+        return DeiT(image, patch, 192, 12, 3, classes)
+
+
 def build(model, tiny=TINY):
     _, arguments = sizes(model, tiny)
     if model == "gpt2":

@@ -1,21 +1,12 @@
 /* y = x Wᵀ + b, ReLU if fused, and its gradients dW = dzᵀ x, db = sum of dz over rows, dx = dz W, where dz is the gradient
  * before the ReLU.
  *
- * Each thread calls OpenBLAS on its own part of the result: OpenBLAS's own threads do not speed up small products, and no
- * sum is split, so that the result depends on the thread count only through the shapes of the parts. */
+ * Each thread computes its own part of the result: no sum is split, so that the result depends on the thread count only through
+ * the shapes of the parts. */
 #include "device/cpu/cpu_nn.h"
+#include "device/cpu/product.h"
 
-#include <cblas.h>
 #include <omp.h>
-
-typedef struct product {
-    CBLAS_TRANSPOSE trans_a, trans_b;
-    int64_t m, n, k;
-    const float *a, *b;
-    int64_t lda, ldb;
-    float *c; /* (m, n), dense */
-    float beta;
-} product;
 
 typedef struct range {
     int64_t begin, end;
@@ -28,17 +19,28 @@ static range share(int64_t n, int64_t parts, int64_t me)
     return (range){begin < n ? begin : n, end < n ? end : n};
 }
 
-/* The calling thread's part of c = op(a) op(b) + beta c, cut along the longer side. Returns its rows and columns. */
-static void multiply_part(const product *p, int64_t parts, int64_t me, range *rows, range *columns)
+/* The calling thread's part of the product, cut along the longer side of c. Returns its rows and columns. */
+static abar_status multiply_part(const abar__product *whole, int64_t parts, int64_t me, range *rows, range *columns)
 {
-    *rows = p->m >= p->n ? share(p->m, parts, me) : (range){0, p->m};
-    *columns = p->m >= p->n ? (range){0, p->n} : share(p->n, parts, me);
-    int64_t m = rows->end - rows->begin, n = columns->end - columns->begin;
-    if (m <= 0 || n <= 0) return;
-    const float *a = p->a + rows->begin * (p->trans_a == CblasTrans ? 1 : p->lda);
-    const float *b = p->b + columns->begin * (p->trans_b == CblasTrans ? p->ldb : 1);
-    cblas_sgemm(CblasRowMajor, p->trans_a, p->trans_b, (blasint)m, (blasint)n, (blasint)p->k, 1.0f, a, (blasint)p->lda, b,
-                (blasint)p->ldb, p->beta, p->c + rows->begin * p->n + columns->begin, (blasint)p->n);
+    abar__product p = *whole;
+    *rows = p.m >= p.n ? share(p.m, parts, me) : (range){0, p.m};
+    *columns = p.m >= p.n ? (range){0, p.n} : share(p.n, parts, me);
+    p.m = rows->end - rows->begin;
+    p.n = columns->end - columns->begin;
+    if (p.m <= 0 || p.n <= 0) return ABAR_OK;
+    p.a += rows->begin * (p.trans_a ? 1 : p.lda);
+    p.b += columns->begin * (p.trans_b ? p.ldb : 1);
+    p.c += rows->begin * p.ldc + columns->begin;
+    return abar__multiply(&p);
+}
+
+/* What the threads' parts came to: the lowest of their statuses, which are not positive. */
+static abar_status explain(const abar__op *op, int status)
+{
+    if (status == ABAR_OK) return ABAR_OK;
+    if (status == ABAR_E_MEMORY)
+        return abar__fail(op->dev->ctx, ABAR_E_MEMORY, "linear layer: out of memory, use a smaller batch or model");
+    return abar__fail(op->dev->ctx, ABAR_E_BACKEND, "linear layer: %s failed", abar__multiply_name);
 }
 
 static int64_t inputs(const abar__op *op) { return op->desc.in[0].dim[op->desc.in[0].ndim - 1]; }
@@ -68,16 +70,26 @@ static void finish(float *y, int64_t stride, range rows, range columns, const fl
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
     const int64_t in = inputs(op), out = outputs(op);
-    const product p = {CblasNoTrans, CblasTrans, row_count(op), out, in, a->x[0], a->param[0], in, in, a->y, 0.0f};
+    const abar__product p = {.trans_b = true,
+                             .m = row_count(op),
+                             .n = out,
+                             .k = in,
+                             .a = a->x[0],
+                             .lda = in,
+                             .b = a->param[0],
+                             .ldb = in,
+                             .c = a->y,
+                             .ldc = out};
     const float *bias = op->desc.bias ? a->param[1] : NULL;
-#pragma omp parallel num_threads(op->dev->threads)
+    int status = ABAR_OK;
+#pragma omp parallel num_threads(op->dev->threads) reduction(min : status)
     {
         range rows, columns;
         abar__blas_single();
-        multiply_part(&p, omp_get_num_threads(), omp_get_thread_num(), &rows, &columns);
+        status = multiply_part(&p, omp_get_num_threads(), omp_get_thread_num(), &rows, &columns);
         finish(p.c, out, rows, columns, bias, op->desc.activation == ABAR_ACT_RELU);
     }
-    return ABAR_OK;
+    return explain(op, status);
 }
 
 /* The gradient of the bias for a range of columns. */
@@ -92,19 +104,31 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
 {
     const int64_t in = inputs(op), out = outputs(op), rows = row_count(op);
     const float add = a->accumulate ? 1.0f : 0.0f;
-    const product weights = {CblasTrans, CblasNoTrans, out, in, rows, a->dy, a->x[0], out, in, a->dparam[0], add};
-    const product input = {CblasNoTrans, CblasNoTrans, rows, in, out, a->dy, a->param[0], out, in, a->dx[0], 0.0f};
+    const abar__product weights = {.trans_a = true,
+                                   .m = out,
+                                   .n = in,
+                                   .k = rows,
+                                   .a = a->dy,
+                                   .lda = out,
+                                   .b = a->x[0],
+                                   .ldb = in,
+                                   .c = a->dparam[0],
+                                   .ldc = in,
+                                   .beta = add};
+    const abar__product input = {
+        .m = rows, .n = in, .k = out, .a = a->dy, .lda = out, .b = a->param[0], .ldb = in, .c = a->dx[0], .ldc = in};
+    int status = ABAR_OK;
     abar__relu_gradient(op, a);
-#pragma omp parallel num_threads(op->dev->threads)
+#pragma omp parallel num_threads(op->dev->threads) reduction(min : status)
     {
         int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
         range part_rows, part_columns;
         abar__blas_single();
-        multiply_part(&weights, threads, me, &part_rows, &part_columns);
+        status = multiply_part(&weights, threads, me, &part_rows, &part_columns);
         if (op->desc.bias) sum_rows(a->dy, rows, out, share(out, threads, me), a->accumulate, a->dparam[1]);
-        if (op->desc.need_dx[0]) multiply_part(&input, threads, me, &part_rows, &part_columns);
+        if (op->desc.need_dx[0] && status == ABAR_OK) status = multiply_part(&input, threads, me, &part_rows, &part_columns);
     }
-    return ABAR_OK;
+    return explain(op, status);
 }
 
-const abar__op_impl abar__cpu_linear = {"openblas-linear", ABAR_OP_LINEAR, create, forward, backward, NULL};
+const abar__op_impl abar__cpu_linear = {abar__multiply_name, ABAR_OP_LINEAR, create, forward, backward, NULL};

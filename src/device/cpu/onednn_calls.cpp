@@ -120,3 +120,9 @@ dnnl_status_t abar__dnnl_wait(dnnl_stream_t stream)
 {
     return done([=] { return dnnl_stream_wait(stream); });
 }
+
+dnnl_status_t abar__dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k, const float *a,
+                               dnnl_dim_t lda, const float *b, dnnl_dim_t ldb, float beta, float *c, dnnl_dim_t ldc)
+{
+    return done([=] { return dnnl_sgemm(trans_a, trans_b, m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc); });
+}

@@ -22,6 +22,9 @@ dnnl_status_t abar__dnnl_primitive(dnnl_primitive_t *out, const_dnnl_primitive_d
 dnnl_status_t abar__dnnl_memory(dnnl_memory_t *out, const dnnl_memory_desc_t *desc, dnnl_engine_t engine);
 dnnl_status_t abar__dnnl_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int n, const dnnl_exec_arg_t *args);
 dnnl_status_t abar__dnnl_wait(dnnl_stream_t stream);
+/* c = op(a) op(b) + beta c, row-major. */
+dnnl_status_t abar__dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k, const float *a,
+                               dnnl_dim_t lda, const float *b, dnnl_dim_t ldb, float beta, float *c, dnnl_dim_t ldc);
 
 #ifdef __cplusplus
 }
