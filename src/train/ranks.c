@@ -6,7 +6,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define WORD_MAX 504 /* bytes of a rank's error */
 
@@ -69,7 +68,8 @@ static abar_status check_share(abar_context *ctx, const abar_comm *comm, const a
 
 void abar__ranks_settle_threads(const abar_comm *comm, abar_train_config *train)
 {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN), each = cores / neighbours(comm);
+    const int share = abar__cores() / neighbours(comm), allowed = abar__cores_allowed();
+    const int each = share < allowed ? share : allowed;
     if (train->threads == 0 && abar_comm_size(comm) > 1) train->threads = each > 1 ? each : 1;
 }
 

@@ -1,11 +1,14 @@
 /* Ranks that do not fit together, drift apart, fail or die: the difference, or the rank, is named, and nobody waits for ever.
  */
+#define _GNU_SOURCE /* sched_setaffinity */
 #include "data/images_support.h"
 #include "ranks_support.h"
 
-#include "comm/comm.h"
+#include "comm/comm_impl.h"
 
 #include <math.h>
+#include <sched.h>
+#include <sys/resource.h>
 
 #define RUN "device=cpu threads=1 workers=0 limit-train=72 limit-test=30 batch=24 micro=6 epochs=2 "
 
@@ -86,6 +89,27 @@ static void ranks_that_do_not_divide_the_batch_are_refused(void **state)
     assert_int_equal(run_ranks(f, setup, 5, false, NULL), ABAR_E_ARGUMENT);
     assert_error(f, "--batch 24: is not a multiple of the 5 ranks");
     abar_setup_destroy(f->ctx, setup);
+}
+
+/* The only rank of its machine, of which it may use one core. */
+static void ranks_take_the_cores_that_they_may_use(void **state)
+{
+    char names[2][ABAR_COMM_NAME] = {"rank 0 on here", "rank 1 on there"};
+    const abar_comm comm = {.size = 2, .names = names};
+    abar_train_config train = {.threads = 0};
+    cpu_set_t before, one;
+    (void)state;
+    abar__ranks_settle_threads(&comm, &train);
+    assert_int_equal(train.threads, abar__cores_allowed());
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    CPU_ZERO(&one);
+    for (size_t i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
+        if (CPU_ISSET(i, &before)) CPU_SET(i, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    train.threads = 0;
+    abar__ranks_settle_threads(&comm, &train);
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    assert_int_equal(train.threads, 1);
 }
 
 /* ---- replicas --------------------------------------------------------------------------------------------------------------
@@ -170,6 +194,38 @@ static void ranks_that_cannot_read_their_data_tell_the_others(void **state)
     folder_remove(&data);
 }
 
+/* Rank 1 cannot open another file, once the epoch's steps are done. */
+static void close_files(abar_trainer *t, int rank, int64_t calls)
+{
+    struct rlimit none;
+    if (rank != 1 || calls != t->steps) return;
+    if (getrlimit(RLIMIT_NOFILE, &none)) abort();
+    none.rlim_cur = 3;
+    if (setrlimit(RLIMIT_NOFILE, &none)) abort();
+}
+
+/* Between the steps and the tests of a rule that averages, batch norms' statistics are estimated from images. */
+static void ranks_that_cannot_read_their_data_after_the_steps_tell_the_others(void **state)
+{
+    fixture *f = *state;
+    const rank_plan plan = {.watch = close_files};
+    folder data = make_images(48, 20, 30);
+    char spec[300];
+    abar_setup *setup;
+    snprintf(spec, sizeof spec, "imagefolder:%s", data.path);
+    need(f, abar_setup_create(f->ctx, "resnet50", spec, "sfadamw", &setup));
+    set_all(f, setup,
+            "size=16 test-resize=28 test-size=24 batch=16 micro=4 mix-group=2 epochs=2 threads=1 device=cpu warmup=0 "
+            "schedule=constant "
+            "blocks=1-1 width=4 stem=small damaged=fail repeat=1 workers=0");
+    need_ranks(f, setup, 2, false, NULL);
+    assert_true(run_ranks(f, setup, 2, false, &plan) < 0);
+    assert_error(f, "rank 1 on ");
+    assert_error(f, "Too many open files");
+    abar_setup_destroy(f->ctx, setup);
+    folder_remove(&data);
+}
+
 static void write_nothing(fixture *f, abar_setup *setup, int rank)
 {
     char path[PATH_MAX_TEST];
@@ -248,10 +304,13 @@ int main(void)
         cmocka_unit_test_setup_teardown(ranks_with_other_settings_are_refused, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_with_other_data_are_refused, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_do_not_divide_the_batch_are_refused, make_fixture, drop_fixture),
+        cmocka_unit_test(ranks_take_the_cores_that_they_may_use),
         cmocka_unit_test_setup_teardown(ranks_whose_replicas_differ_save_nothing, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_die_end_the_run_and_others_go_on_from_its_checkpoint, make_fixture,
                                         drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_cannot_read_their_data_tell_the_others, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_that_cannot_read_their_data_after_the_steps_tell_the_others, make_fixture,
+                                        drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_are_told_that_the_folder_cannot_be_written, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_send_the_bytes_that_the_formula_says, make_fixture, drop_fixture),
     };
