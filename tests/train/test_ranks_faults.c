@@ -6,6 +6,7 @@
 
 #include "comm/comm_impl.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -110,6 +111,29 @@ static void ranks_take_the_cores_that_they_may_use(void **state)
     abar__ranks_settle_threads(&comm, &train);
     assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
     assert_int_equal(train.threads, 1);
+}
+
+/* Rank 0 has one beside, which notices ranks that end. */
+static void count_threads(abar_trainer *t, int rank, int64_t calls)
+{
+    int tasks = 0;
+    DIR *list = opendir("/proc/self/task");
+    (void)t;
+    while (list && readdir(list)) tasks++;
+    if (list) closedir(list);
+    if (calls > 1 || tasks - 2 <= (rank == 0 ? 2 : 1)) return; /* without . and .. */
+    fprintf(stderr, "rank %d: %d threads\n", rank, tasks - 2);
+    abort();
+}
+
+/* --threads 1 is meant where every core has a rank: also while weights are drawn. */
+static void ranks_with_one_thread_start_no_others(void **state)
+{
+    fixture *f = *state;
+    const rank_plan plan = {.watch = count_threads};
+    abar_setup *setup = make_setup(f, "lenet5", "kfac", RUN);
+    need_ranks(f, setup, 2, false, &plan);
+    abar_setup_destroy(f->ctx, setup);
 }
 
 /* ---- replicas --------------------------------------------------------------------------------------------------------------
@@ -304,6 +328,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(ranks_with_other_settings_are_refused, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_with_other_data_are_refused, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_do_not_divide_the_batch_are_refused, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_with_one_thread_start_no_others, make_fixture, drop_fixture),
         cmocka_unit_test(ranks_take_the_cores_that_they_may_use),
         cmocka_unit_test_setup_teardown(ranks_whose_replicas_differ_save_nothing, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_die_end_the_run_and_others_go_on_from_its_checkpoint, make_fixture,
