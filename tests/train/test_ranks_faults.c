@@ -250,6 +250,41 @@ static void ranks_that_cannot_read_their_data_after_the_steps_tell_the_others(vo
     folder_remove(&data);
 }
 
+/* The second pass of a step, in which one rank meets a loss that is not finite. */
+static int end_second_pass(fixture *f)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2};
+    abar_comm *comm;
+    abar__join join;
+    abar__stepper none = {0};
+    if (abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    const abar__join_config parts = {.comm = comm, .n = 4};
+    if (abar__join_create(f->ctx, &parts, &join) < 0) return 3;
+    for (int bad = 0; bad < 3; bad++) { /* the rank; 2: none */
+        const int rank = abar_comm_rank(comm);
+        bool finite = rank != bad;
+        for (int64_t i = 0; i < join.count; i++) join.results[rank * (join.count + 1) + i].finite = 1.0;
+        if (rank == bad) abar__join_spoil(&join, 1);
+        if (abar__join_second_end(&join, &none, ABAR_OK, &finite) < 0) return 4;
+        const abar_status same = finite == (bad == 2) ? ABAR_OK : ABAR_E_STATE;
+        if (abar_ranks_agree(f->ctx, comm, same, "") < 0) return 5;
+    }
+    abar__join_release(&join);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void ranks_undo_a_step_together_whose_second_pass_is_not_finite(void **state)
+{
+    int status;
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(end_second_pass(*state));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 static void write_nothing(fixture *f, abar_setup *setup, int rank)
 {
     char path[PATH_MAX_TEST];
@@ -336,6 +371,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(ranks_that_cannot_read_their_data_tell_the_others, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_cannot_read_their_data_after_the_steps_tell_the_others, make_fixture,
                                         drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_undo_a_step_together_whose_second_pass_is_not_finite, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_are_told_that_the_folder_cannot_be_written, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_send_the_bytes_that_the_formula_says, make_fixture, drop_fixture),
     };
