@@ -63,6 +63,12 @@ check "a signal to rank 0 stops all" test $rc = 143 -a ! -s stderr
 check "it says how to go on" says 'train --resume stopped'
 succeeds "going on with other ranks" train --resume stopped --ranks 3 --quiet
 check "going on with other ranks: the same weights" cmp long/model.safetensors stopped/model.safetensors
+begin asked --ranks 4
+kill -TERM "$(pgrep -P $pid | tail -n 1)"
+wait $pid
+rc=$?
+check "a signal to another rank stops all, which is no success" test $rc = 143 -a ! -s stderr
+check "it says how to go on, too" says 'train --resume asked'
 begin killed --ranks 4
 victim=$(pgrep -P $pid | tail -n 1)
 kill -KILL "$victim"
