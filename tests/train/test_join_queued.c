@@ -403,9 +403,7 @@ static snapshot train_apart(fixture *f, abar_setup *setup, int ranks, way how, i
     int status = 0;
     snprintf(path, sizeof path, "%s/snapshot", f->dir);
     remove(path);
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
+    const pid_t child = fork_test();
     if (child == 0) {
         abar_comm *comm;
         const abar_comm_config config = {.size = sizeof config, .ranks = ranks};
@@ -578,9 +576,7 @@ static void queued_wait_for_a_rank_that_is_gone_ends(void **state)
     abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
     int status = 0;
     setenv("ABAR_NCCL", FAKE_NCCL, 1);
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
+    const pid_t child = fork_test();
     if (child == 0) _exit(wait_for_nobody(f, setup));
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);

@@ -12,9 +12,7 @@
 static void in_child(int (*run)(fixture *f, abar_setup *setup), fixture *f, abar_setup *setup)
 {
     int status;
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
+    const pid_t child = fork_test();
     if (child == 0) _exit(run(f, setup));
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);

@@ -277,9 +277,7 @@ static int end_second_pass(fixture *f)
 static void ranks_undo_a_step_together_whose_second_pass_is_not_finite(void **state)
 {
     int status;
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
+    const pid_t child = fork_test();
     if (child == 0) _exit(end_second_pass(*state));
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
