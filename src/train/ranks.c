@@ -244,12 +244,14 @@ static abar_status visit_all(abar_trainer *t, tensor_visitor visit, void *user)
     for (int average = 0; average < (t->average.net ? 2 : 1); average++)
         for (int i = 0; i < abar_net_tensor_count(t->net); i++) {
             const char *name;
+            char label[160];
             abar_tensor tensor;
             if (average)
                 abar__ema_tensor(&t->average, i, &name, &tensor);
             else
                 abar_net_tensor(t->net, i, &name, &tensor);
-            ABAR_TRY(visit(user, name, &tensor));
+            snprintf(label, sizeof label, "%s%s", average ? "average of " : "", name);
+            ABAR_TRY(visit(user, label, &tensor));
         }
     return abar_optim_visit(t->optim, visit, user);
 }

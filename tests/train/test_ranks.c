@@ -206,6 +206,7 @@ static void ranks_resume_on_any_number(void **state)
         const rank_plan second = {.watch = stop_second}, first = {.watch = stop_first}, last = {.watch = look_at_history};
         abar_setup *setup = make_setup(f, "lenet5", optimizers[i], RUN "micro=2 epochs=4");
         char whole[32], parts[32];
+        if (i == 0) set_all(f, setup, "ema=0.9 ema-steps=2");
         snprintf(whole, sizeof whole, "whole%d", i);
         snprintf(parts, sizeof parts, "parts%d", i);
         set_out(f, setup, whole);

@@ -167,6 +167,48 @@ static void ranks_whose_replicas_differ_save_nothing(void **state)
     }
 }
 
+static abar_status spoil_tensor(void *user, const char *name, const abar_tensor *tensor)
+{
+    bool *done = user;
+    if (!*done && strstr(name, "conv2.bias")) ((float *)tensor->data)[1] += 1.0f, *done = true;
+    return ABAR_OK;
+}
+
+static void spoil_state(abar_trainer *t, int rank, int64_t calls)
+{
+    bool done = false;
+    if (rank == 1 && calls == 2) (void)abar_optim_visit(t->optim, spoil_tensor, &done);
+}
+
+static void spoil_average(abar_trainer *t, int rank, int64_t calls)
+{
+    bool done = false;
+    for (int i = 0; i < abar_net_tensor_count(t->net) && rank == 1 && calls == 2; i++) {
+        const char *name;
+        abar_tensor tensor;
+        abar__ema_tensor(&t->average, i, &name, &tensor);
+        (void)spoil_tensor(&done, name, &tensor);
+    }
+}
+
+/* At once, before it has come to the weights. */
+static void ranks_whose_state_or_average_differs_save_nothing(void **state)
+{
+    static void (*const spoil[])(abar_trainer * t, int rank, int64_t calls) = {spoil_state, spoil_average};
+    static const char *const named[] = {
+        ": its momentum.conv2.bias is not that of rank 0 in epoch 1, step 2, nothing was saved",
+        ": its average of conv2.bias is not that of rank 0 in epoch 1, step 2, nothing was saved"};
+    fixture *f = *state;
+    for (int i = 0; i < 2; i++) {
+        const rank_plan plan = {.watch = spoil[i]};
+        abar_setup *setup = make_setup(f, "lenet5", "sgd", RUN "check-replicas=2 ema=0.9 ema-steps=1");
+        assert_int_equal(run_ranks(f, setup, 2, false, &plan), ABAR_E_STATE);
+        assert_error(f, "rank 1 on ");
+        assert_error(f, named[i]);
+        abar_setup_destroy(f->ctx, setup);
+    }
+}
+
 /* ---- ranks that fail -------------------------------------------------------------------------------------------------------
  */
 
@@ -364,6 +406,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(ranks_with_one_thread_start_no_others, make_fixture, drop_fixture),
         cmocka_unit_test(ranks_take_the_cores_that_they_may_use),
         cmocka_unit_test_setup_teardown(ranks_whose_replicas_differ_save_nothing, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_whose_state_or_average_differs_save_nothing, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_die_end_the_run_and_others_go_on_from_its_checkpoint, make_fixture,
                                         drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_cannot_read_their_data_tell_the_others, make_fixture, drop_fixture),
