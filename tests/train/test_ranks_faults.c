@@ -167,6 +167,26 @@ static void ranks_whose_replicas_differ_save_nothing(void **state)
     }
 }
 
+static void spoil_and_stop(abar_trainer *t, int rank, int64_t calls)
+{
+    if (rank == 1 && calls == 1) ((float *)abar_net_param(t->net, 3)->value.data)[1] += 1.0f;
+    if (rank == 0 && calls == 1) abar_trainer_stop(t);
+}
+
+static void ranks_that_stop_with_other_replicas_save_nothing(void **state)
+{
+    fixture *f = *state;
+    const rank_plan plan = {.watch = spoil_and_stop};
+    char path[PATH_MAX_TEST];
+    abar_setup *setup = make_setup(f, "lenet5", "sgd", RUN);
+    set_out(f, setup, "run");
+    assert_int_equal(run_ranks(f, setup, 2, false, &plan), ABAR_E_STATE);
+    assert_error(f, "is not that of rank 0 in epoch 1, step 2, nothing was saved");
+    path_in(f, "run/state.safetensors", path);
+    assert_int_not_equal(access(path, F_OK), 0);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 static abar_status spoil_tensor(void *user, const char *name, const abar_tensor *tensor)
 {
     bool *done = user;
@@ -406,6 +426,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(ranks_with_one_thread_start_no_others, make_fixture, drop_fixture),
         cmocka_unit_test(ranks_take_the_cores_that_they_may_use),
         cmocka_unit_test_setup_teardown(ranks_whose_replicas_differ_save_nothing, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_that_stop_with_other_replicas_save_nothing, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_whose_state_or_average_differs_save_nothing, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_die_end_the_run_and_others_go_on_from_its_checkpoint, make_fixture,
                                         drop_fixture),
