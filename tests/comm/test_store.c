@@ -213,6 +213,28 @@ static void proof_for_another_nonce_is_refused(void **state)
     ranks_gather_after(port, r, first);
 }
 
+/* A proof that was recorded serves nowhere else: not for the answer, another run, another connection or other numbers. */
+static void proof_depends_on_all_that_it_is_for(void **state)
+{
+    enum { WAYS = 10 };
+    uint8_t mac[WAYS][ABAR_SHA256];
+    (void)state;
+    for (int way = 0; way < WAYS; way++) {
+        abar__door door = {.token = way == 1 ? "another secret" : "a secret of this test"};
+        uint8_t accepting[ABAR_WIRE_NONCE] = {0};
+        abar__wire_join join = {.rank = 1, .to = 2, .size = 4, .port = 30000};
+        accepting[15] = way == 2;
+        door.session[15] = way == 3;
+        join.nonce[15] = way == 4;
+        join.rank += way == 5;
+        join.to += way == 6;
+        join.size += way == 7;
+        join.port = (uint16_t)(join.port + (way == 8));
+        abar__door_mac(&door, way == 9 ? 'W' : 'J', accepting, &join, mac[way]);
+        for (int i = 0; i < way; i++) assert_memory_not_equal(mac[i], mac[way], ABAR_SHA256);
+    }
+}
+
 /* After the ranks have gathered there is nothing to connect to. */
 static void nobody_listens_after_gathering(void **state)
 {
@@ -380,6 +402,7 @@ int main(void)
         cmocka_unit_test(garbage_is_refused_and_ranks_gather),
         cmocka_unit_test(flood_does_not_keep_ranks_out),
         cmocka_unit_test(proof_for_another_nonce_is_refused),
+        cmocka_unit_test(proof_depends_on_all_that_it_is_for),
         cmocka_unit_test(nobody_listens_after_gathering),
         cmocka_unit_test(other_tokens_are_refused),
         cmocka_unit_test(other_numbers_of_ranks_are_refused),
