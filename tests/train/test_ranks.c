@@ -244,16 +244,9 @@ static void ranks_default_micro_is_kept(void **state)
 /* ---- any order -------------------------------------------------------------------------------------------------------------
  */
 
-static void ranks_fast_sums_agree_to_rounding(void **state)
+static void compare_to_rounding(fixture *f, const char *fixed, const char *fast)
 {
-    fixture *f = *state;
-    abar_setup *setup = make_setup(f, "lenet5", "mac", RUN "check-replicas=1");
-    set_out(f, setup, "fixed");
-    need_ranks(f, setup, 4, false, NULL);
-    set_all(f, setup, "reduce=fast");
-    set_out(f, setup, "fast");
-    need_ranks(f, setup, 4, false, NULL); /* replicas are compared after every step */
-    abar__safetensors *a = open_in(f, "fixed", "model.safetensors"), *b = open_in(f, "fast", "model.safetensors");
+    abar__safetensors *a = open_in(f, fixed, "model.safetensors"), *b = open_in(f, fast, "model.safetensors");
     for (int i = 0; i < abar__safetensors_count(a); i++) {
         abar_tensor x, y;
         const char *name = abar__safetensors_get(a, i, &x);
@@ -267,7 +260,28 @@ static void ranks_fast_sums_agree_to_rounding(void **state)
     }
     abar__safetensors_close(a);
     abar__safetensors_close(b);
-    abar_setup_destroy(f->ctx, setup);
+}
+
+/* One micro-batch a rank, and three, which are two nodes of the tree. */
+static void ranks_fast_sums_agree_to_rounding(void **state)
+{
+    static const int ranks[] = {4, 2};
+    static const char *const micro[] = {"6", "4"};
+    fixture *f = *state;
+    for (int i = 0; i < 2; i++) {
+        char fixed[16], fast[16];
+        abar_setup *setup = make_setup(f, "lenet5", "mac", RUN "check-replicas=1");
+        set(f, setup, "micro", micro[i]);
+        snprintf(fixed, sizeof fixed, "fixed%d", i);
+        snprintf(fast, sizeof fast, "fast%d", i);
+        set_out(f, setup, fixed);
+        need_ranks(f, setup, ranks[i], false, NULL);
+        set_all(f, setup, "reduce=fast");
+        set_out(f, setup, fast);
+        need_ranks(f, setup, ranks[i], false, NULL); /* replicas are compared after every step */
+        compare_to_rounding(f, fixed, fast);
+        abar_setup_destroy(f->ctx, setup);
+    }
 }
 
 int main(void)
