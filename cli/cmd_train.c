@@ -277,7 +277,7 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     progress_clear(&watch);
     c->progress = NULL;
 
-    int code = status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+    int code = status < 0 ? ranks_fail(c, status, setup->train.out, "state.safetensors") : EXIT_SUCCESS;
     if (status == ABAR_E_PEER && !first) ranks_tell_for_first(c, comm);
     if (status >= 0 && out) {
         if (status == ABAR_STOPPED)

@@ -191,7 +191,7 @@ static int tune_all(cli *c, tuner *u, const comparing_flags *flags)
     abar_status status = stop_on_signal(&(stoppable){u->tune, run_tune, stop_tune});
     progress_clear(&u->w.line);
     c->progress = NULL;
-    if (status < 0) return cli_fail_status(c, status);
+    if (status < 0) return ranks_fail(c, status, abar_tune_dir(u->tune), "tune.json");
     if (u->w.line.out && status == ABAR_STOPPED)
         say_stopped(u, flags);
     else if (u->w.line.out)

@@ -248,8 +248,11 @@ static void say_part(const watcher *w)
 /* A value may be refused when its run begins: the message then names the flag as it was typed, with its label. */
 static int say_failure(const cli *c, const abar_compare *compare, abar_status status)
 {
+    char file[32];
     const char *label = strcmp(c->command->name, "compare") == 0 ? abar_compare_failed(compare) : NULL; /* no label of a flag */
-    return label && status == ABAR_E_ARGUMENT ? flags_refuse(c, label, status) : cli_fail_status(c, status);
+    snprintf(file, sizeof file, "%s.json", c->command->name);
+    if (label && status == ABAR_E_ARGUMENT) return flags_refuse(c, label, status);
+    return ranks_fail(c, status, abar_compare_dir(compare), file);
 }
 
 /* ---- flags ------------------------------------------------------------------------------------------------------ */
@@ -281,7 +284,9 @@ static int follow(cli *c, abar_comm *comm)
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     for (int i = 0; i < 3; i++) signal(signals[i], SIG_IGN);
     const abar_status status = abar_ranks_follow(c->ctx, comm);
-    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+    const int code = status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+    if (status == ABAR_E_PEER) ranks_tell_for_first(c, comm);
+    return code;
 }
 
 int comparing_on_ranks(cli *c, abar_comm *comm, int (*lead)(cli *c, abar_comm *comm))

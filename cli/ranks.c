@@ -36,11 +36,21 @@ int ranks_agree(cli *c, abar_comm *comm, int code)
     return code || status >= 0 ? code : cli_fail_status(c, status);
 }
 
-/* Rank 0 tells of failures. Where it is the one that is gone, the next one does. */
+int ranks_fail(const cli *c, abar_status status, const char *folder, const char *file)
+{
+    char path[ABAR_OPTION_TEXT_MAX + 32], word[SHELL_WORD_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    if (status != ABAR_E_PEER || !folder[0] || !path_exists(path)) return cli_fail_status(c, status);
+    return cli_fail(c, EXIT_FAILURE, "%s; go on from the last checkpoint with: %s %s --resume %s", abar_context_error(c->ctx),
+                    c->program, c->command->name, print_shell_word(word, folder));
+}
+
+/* Rank 0 tells of failures. Where it is the one that is gone, the next one does; a rank 0 that has left has told why. */
 void ranks_tell_for_first(cli *c, const abar_comm *comm)
 {
     const char *name = abar_comm_name(comm, 0);
-    if (abar_comm_rank(comm) == 1 && c->failure && strncmp(c->failure, name, strlen(name)) == 0)
+    if (abar_comm_rank(comm) == 1 && c->failure && strncmp(c->failure, name, strlen(name)) == 0 &&
+        !strstr(c->failure, "has left the run"))
         cli_fail_reported(0, "%s", c->failure);
 }
 

@@ -24,6 +24,9 @@
 int ranks_run(cli *c, int ranks, int (*run)(cli *c, abar_comm *comm));
 /* All ranks: they go on, or none does; rank 0 tells why. Returns code, or that of another rank's failure. */
 int ranks_agree(cli *c, abar_comm *comm, int code);
+/* As cli_fail_status; where another rank is lost, it also says how the run goes on from `file` in its folder, if that is there.
+ */
+int ranks_fail(const cli *c, abar_status status, const char *folder, const char *file);
 /* After ABAR_E_PEER, on the other ranks. */
 void ranks_tell_for_first(cli *c, const abar_comm *comm);
 /* "4 ranks (local), micro-batches of 6, 1.2 MiB of the optimizer's state on rank 0"; state 0: not told. One rank: nothing. */

@@ -66,5 +66,5 @@ void stop_unclaims(const char *folder)
     sigprocmask(SIG_SETMASK, &waiting, NULL);
 }
 
-/* Of ranks, those that have received no signal stop with the one that has. */
-int stop_exit_code(void) { return stopped_by ? EXIT_SIGNAL + (int)stopped_by : 0; }
+/* Of ranks, those that have received no signal stop with the one that has: theirs is no success either. */
+int stop_exit_code(void) { return EXIT_SIGNAL + (stopped_by ? (int)stopped_by : SIGTERM); }

@@ -25,6 +25,10 @@ abar_status abar__comm_sum_doubles(abar_comm *c, double *data, int64_t n);
 uint64_t abar__comm_sent(const abar_comm *c);  /* bytes that this rank has sent to others so far */
 double abar__comm_seconds(const abar_comm *c); /* that it has spent in exchanges so far, waiting included */
 
+/* Cores of this machine, and those that this process may use: mpirun and srun bind ranks to some of them. At least 1. */
+int abar__cores(void);
+int abar__cores_allowed(void);
+
 /* ---- sums in a fixed order (tree.c) ----------------------------------------------------------------------------------
  *
  * n terms, such as the gradients of n micro-batches, are summed in a binary tree over their indices: node (level, j) is the sum

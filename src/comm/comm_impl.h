@@ -42,6 +42,23 @@ struct abar_comm {
 
 #define ABAR_COMM_SCRATCH ((size_t)4 << 20)
 
+/* How long a call has waited for others. Time in which this process did not run itself, because its job or its machine stood
+ * still, counts as one look: the others may have stood still with it. */
+typedef struct abar__waiting {
+    double since, seconds;
+} abar__waiting;
+
+/* Seconds between two looks, at most. */
+static inline double abar__look_seconds(double timeout) { return timeout < 4.0 ? timeout / 4.0 : 1.0; }
+
+static inline double abar__waiting_look(abar__waiting *w, double now, double timeout)
+{
+    const double passed = now - w->since, most = abar__look_seconds(timeout);
+    w->seconds += passed < most ? passed : most;
+    w->since = now;
+    return w->seconds;
+}
+
 /* Of a transport's open: allocates the struct, with names of ranks alone. The transport then sets ops and impl. */
 abar_status abar__comm_create(abar_context *ctx, int rank, int size, double timeout, abar_comm **out);
 /* Frees it; impl is gone. */

@@ -215,20 +215,20 @@ static abar_status exchange(abar_comm *c, const void *const *send, const size_t 
     memset(l->received, 0, (size_t)l->size * sizeof *l->received);
     beat(l);
     bool complete = false;
-    double since = abar__seconds();
+    abar__waiting waiting = {.since = abar__seconds()};
     for (int idle = 0; !complete;) {
         if (atomic_load(&l->shared->failed) == 2) return lost(c);
         const size_t moved = idle < l->spins ? move(l, &t, &complete) : nap(l, &t, &complete);
         if (moved || complete) {
             idle = 0;
-            since = abar__seconds();
+            waiting = (abar__waiting){.since = abar__seconds()};
         } else if (idle < l->spins) {
             idle++;
             pause_core();
         } else {
             beat(l);
             find_left(c, &t);
-            if (abar__seconds() - since > c->timeout) {
+            if (abar__waiting_look(&waiting, abar__seconds(), c->timeout) > c->timeout) {
                 blame(c);
                 return lost(c);
             }
@@ -263,19 +263,13 @@ void abar__local_free(abar_context *ctx, abar__local *l)
     abar__free(ctx, l, sizeof *l);
 }
 
-static int cores(void)
-{
-    const long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (int)n : 1;
-}
-
 static abar_status create(abar_context *ctx, int ranks, abar__local **out)
 {
     const size_t n = (size_t)ranks;
     void *memory;
     ABAR_TRY(abar__alloc(ctx, sizeof **out, &memory));
     abar__local *l = *out = memory;
-    *l = (abar__local){.size = ranks, .stop = -1, .spins = cores() >= ranks ? SPINS : 0};
+    *l = (abar__local){.size = ranks, .stop = -1, .spins = abar__cores_allowed() >= ranks ? SPINS : 0};
     ABAR_TRY(abar__alloc(ctx, n * sizeof *l->sent, &memory));
     l->sent = memory;
     ABAR_TRY(abar__alloc(ctx, n * sizeof *l->received, &memory));

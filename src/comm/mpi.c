@@ -188,16 +188,18 @@ static abar_status exchange(abar_comm *c, const void *const *send, const size_t 
 {
     mpi *m = c->impl;
     const transfer x = {send, send_bytes, recv, recv_bytes};
-    double since = abar__seconds();
-    m->beaten = since;
+    abar__waiting waiting = {.since = abar__seconds()};
+    m->beaten = waiting.since;
     for (int r = 0; r < c->size; r++) {
         m->peers[r].sent = m->peers[r].received = m->peers[r].sending = m->peers[r].receiving = 0;
         begin(c, &x, r);
     }
     while (!m->failure[0]) {
-        if (advance(c, &x) > 0) since = abar__seconds();
+        const bool moved = advance(c, &x) > 0;
+        const double now = abar__seconds();
+        if (moved) waiting = (abar__waiting){.since = now};
         if (!m->failure[0] && is_complete(c, &x)) return ABAR_OK;
-        wait_a_little(c, &x, abar__seconds() - since);
+        wait_a_little(c, &x, abar__waiting_look(&waiting, now, c->timeout));
     }
     return fail(c);
 }

@@ -128,7 +128,9 @@ static int listen_at(const address *a)
 static bool wait_readable(int fd, double end)
 {
     const double left = end - abar__seconds();
-    return left > 0 && poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, left < 1 ? (int)(left * 1e3) + 1 : 1000) >= 0;
+    if (left <= 0) return false;
+    return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, left < 1 ? (int)(left * 1e3) + 1 : 1000) >= 0 ||
+           errno == EINTR;
 }
 
 /* One message, no byte more. False: it did not come until end, the connection was lost, or it is none. */

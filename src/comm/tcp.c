@@ -276,9 +276,9 @@ static abar_status exchange(abar_comm *c, const void *const *send, const size_t 
 {
     tcp *t = c->impl;
     const transfer x = {send, send_bytes, recv, recv_bytes};
-    double since = abar__seconds();
+    abar__waiting waiting = {.since = abar__seconds()};
     begin_call(c, &x);
-    t->beaten = since;
+    t->beaten = waiting.since;
     for (;;) {
         bool complete;
         const size_t moved = move_all(c, &x, &complete);
@@ -286,15 +286,15 @@ static abar_status exchange(abar_comm *c, const void *const *send, const size_t 
         if (complete) return ABAR_OK;
         const double now = abar__seconds();
         if (moved) {
-            since = now;
+            waiting = (abar__waiting){.since = now};
             continue;
         }
-        if (now - since > c->timeout) {
+        if (abar__waiting_look(&waiting, now, c->timeout) > c->timeout) {
             blame_silent(c);
             break;
         }
         send_beats(c, now);
-        wait_for_links(c, &x, c->timeout / BEATS < 1 ? c->timeout / BEATS : 1);
+        wait_for_links(c, &x, abar__look_seconds(c->timeout));
     }
     tell_others(c, &x);
     return abar__comm_lost(c, t->failure);

@@ -3,6 +3,7 @@
 #include "base/rng.h"
 
 #include <math.h>
+#include <omp.h>
 
 #define SMALL 0.02 /* standard deviation of the weights of transformers */
 
@@ -59,12 +60,13 @@ static abar_status draw_rows(abar_net *net, int i, double *chunk, int64_t room)
     const abar_tensor flat = abar_tensor_wrap(net->dev, p->public.value.data, p->public.value.dtype, 1, &all);
     const abar_tensor *value = dense ? &flat : &p->public.value;
     const int64_t rows = value->dim[0], row = abar_tensor_count(value) / rows, step = room / row > 0 ? room / row : 1;
+    const int given = net->dev->config.threads, threads = given > 0 ? given : omp_get_max_threads();
     for (int64_t at = 0; at < rows; at += step) {
         abar_tensor to = *value;
         to.dim[0] = rows - at < step ? rows - at : step;
         to.data = (char *)value->data + (size_t)(at * value->stride[0]) * abar_dtype_size(value->dtype);
         const int64_t count = to.dim[0] * row;
-#pragma omp parallel for if (count > 4096)
+#pragma omp parallel for num_threads(threads) if (count > 4096)
         for (int64_t k = 0; k < count; k++) chunk[k] = draw(p, net->config.seed, (uint32_t)i, at * row + k);
         abar_tensor from = abar_tensor_wrap(NULL, chunk, ABAR_F64, to.ndim, to.dim);
         ABAR_TRY(abar_tensor_copy(net->ctx, &to, &from));

@@ -6,7 +6,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define WORD_MAX 504 /* bytes of a rank's error */
 
@@ -69,7 +68,8 @@ static abar_status check_share(abar_context *ctx, const abar_comm *comm, const a
 
 void abar__ranks_settle_threads(const abar_comm *comm, abar_train_config *train)
 {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN), each = cores / neighbours(comm);
+    const int share = abar__cores() / neighbours(comm), allowed = abar__cores_allowed();
+    const int each = share < allowed ? share : allowed;
     if (train->threads == 0 && abar_comm_size(comm) > 1) train->threads = each > 1 ? each : 1;
 }
 
@@ -244,12 +244,14 @@ static abar_status visit_all(abar_trainer *t, tensor_visitor visit, void *user)
     for (int average = 0; average < (t->average.net ? 2 : 1); average++)
         for (int i = 0; i < abar_net_tensor_count(t->net); i++) {
             const char *name;
+            char label[160];
             abar_tensor tensor;
             if (average)
                 abar__ema_tensor(&t->average, i, &name, &tensor);
             else
                 abar_net_tensor(t->net, i, &name, &tensor);
-            ABAR_TRY(visit(user, name, &tensor));
+            snprintf(label, sizeof label, "%s%s", average ? "average of " : "", name);
+            ABAR_TRY(visit(user, label, &tensor));
         }
     return abar_optim_visit(t->optim, visit, user);
 }

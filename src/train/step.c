@@ -439,30 +439,40 @@ abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
     return abar_optim_end_calibration(s->optim);
 }
 
+/* Statistics of batch b of an epoch, with the weights that the net has. */
+static abar_status estimate_batch(const abar__stepper *s, abar_loader *loader, int64_t epoch, int64_t b)
+{
+    const bool resident = is_queued(s->feed) && s->feed->resident;
+    abar_batch batch = {.size = sizeof batch};
+    if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
+    if (s->join) ABAR_TRY(abar__join_statistics_begin(s->join, s));
+    for (int64_t i = 0; i < s->accumulate; i++) {
+        const abar_run_config run = {.size = sizeof run,
+                                     .training = true,
+                                     .seed = s->seed,
+                                     .step = epoch * abar_loader_batches(loader) + b,
+                                     .sample0 = sample_of(s, i),
+                                     .own_statistics = s->join != NULL};
+        ABAR_TRY(resident ? fill_queued(s, s->feed, row_of(s, i)) : fill(s, s->feed, &batch, i * s->micro));
+        ABAR_TRY(abar_net_forward(s->net, &run, NULL));
+        if (s->join) ABAR_TRY(abar__join_statistics_add(s->join, s, i));
+    }
+    return ABAR_OK;
+}
+
 abar_status abar__stepper_estimate(const abar__stepper *s, abar_loader *loader, int64_t epoch, int64_t n)
 {
     const bool resident = is_queued(s->feed) && s->feed->resident;
-    ABAR_TRY(abar_loader_seek(loader, epoch, 0));
-    if (resident) ABAR_TRY(abar__data_feed_seek(s->feed, loader, epoch, 0));
+    abar_comm *comm = s->join ? s->join->config.comm : NULL;
+    abar_status status = abar_loader_seek(loader, epoch, 0);
+    if (status == ABAR_OK && resident) status = abar__data_feed_seek(s->feed, loader, epoch, 0);
     for (int64_t b = 0; b < n; b++) {
-        abar_batch batch = {.size = sizeof batch};
-        if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
-        if (s->join) ABAR_TRY(abar__join_statistics_begin(s->join, s));
-        for (int64_t i = 0; i < s->accumulate; i++) {
-            const abar_run_config run = {.size = sizeof run,
-                                         .training = true,
-                                         .seed = s->seed,
-                                         .step = epoch * abar_loader_batches(loader) + b,
-                                         .sample0 = sample_of(s, i),
-                                         .own_statistics = s->join != NULL};
-            ABAR_TRY(resident ? fill_queued(s, s->feed, row_of(s, i)) : fill(s, s->feed, &batch, i * s->micro));
-            ABAR_TRY(abar_net_forward(s->net, &run, NULL));
-            if (s->join) ABAR_TRY(abar__join_statistics_add(s->join, s, i));
-        }
+        if (status == ABAR_OK) status = estimate_batch(s, loader, epoch, b);
+        ABAR_TRY(abar_ranks_agree(s->ctx, comm, status, NULL)); /* a rank that cannot read its data tells the others */
         if (s->join) ABAR_TRY(abar__join_statistics_end(s->join, s, ABAR_OK));
-        if (resident) ABAR_TRY(s->feed->ops->advance(s->feed->dev, s->feed->batches));
+        if (resident) status = s->feed->ops->advance(s->feed->dev, s->feed->batches);
     }
-    return ABAR_OK;
+    return status;
 }
 
 static abar_status infer(const abar__stepper *s, const abar__data_feed *f, const abar_batch *batch, abar_loss *out)

@@ -63,15 +63,36 @@ check "a signal to rank 0 stops all" test $rc = 143 -a ! -s stderr
 check "it says how to go on" says 'train --resume stopped'
 succeeds "going on with other ranks" train --resume stopped --ranks 3 --quiet
 check "going on with other ranks: the same weights" cmp long/model.safetensors stopped/model.safetensors
+begin asked --ranks 4
+kill -TERM "$(pgrep -P $pid | tail -n 1)"
+wait $pid
+rc=$?
+check "a signal to another rank stops all, which is no success" test $rc = 143 -a ! -s stderr
+check "it says how to go on, too" says 'train --resume asked'
 begin killed --ranks 4
 victim=$(pgrep -P $pid | tail -n 1)
 kill -KILL "$victim"
 wait $pid
 rc=$?
-check "a rank that is killed ends the run, in one line" failed_with_line 1 '^abar: rank [123] on '
+check "a rank that is killed ends the run, in one line that says how to go on" \
+    failed_with_line 1 '^abar: rank [123] on .*: ended by signal 9 \(killed\); go on .* with: .*train --resume killed$'
 check "no process is left" test -z "$(pgrep -P $pid)"
 succeeds "going on with the ranks that are left" train --resume killed --ranks 2 --quiet
 check "going on: the same weights" cmp long/model.safetensors killed/model.safetensors
+
+"$abar" "${long[@]}" --checkpoint-every 0 --out early --ranks 2 >stdout 2>stderr </dev/null &
+pid=$!
+for ((i = 0; i < 600; i++)); do if [[ -e early/log.jsonl ]]; then break; else sleep 0.1; fi; done
+kill -KILL "$(pgrep -P $pid | tail -n 1)"
+wait $pid
+rc=$?
+check "a rank that is killed before there is a checkpoint" failed_with_line 1 '^abar: rank 1 on .*: ended by signal 9 \(killed\)$'
+
+# --- rank 0 cannot write: it alone tells ---
+limit=$(ulimit -S -f)
+ulimit -S -f 100 # KiB
+refuses "a checkpoint that does not fit" 1 'ulimit -f' "${job[@]}" --ranks 3 --micro 4 --out full --quiet
+ulimit -S -f "$limit"
 
 # --- mpirun ---
 for kind in openmpi mpich; do
@@ -175,7 +196,8 @@ for ((i = 0; i < 100; i++)); do if [[ -e lost/sgd-s0/log.jsonl ]]; then break; e
 kill -KILL "$(pgrep -P $pid | tail -n 1)"
 wait $pid
 rc=$?
-check "a rank that is killed ends the comparison" failed_with_line 1 '^abar: rank [12] on .*: ended by signal 9'
+check "a rank that is killed ends the comparison" \
+    failed_with_line 1 '^abar: rank [12] on .*: ended by signal 9 \(killed\); go on .* with: .*compare --resume lost$'
 
 ran="abar sample as one of two processes"
 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$abar" sample --checkpoint one >stdout 2>stderr

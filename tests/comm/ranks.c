@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define LIMIT 50 /* seconds of one call of run_ranks */
+enum { FIRST_PORT = 20000, PORTS = 12000 };
 
 abar_context *new_context(void)
 {
@@ -26,15 +27,19 @@ static board *new_board(void)
 
 void free_board(board *b) { munmap(b, sizeof *b); }
 
-/* A port of this machine that was free a moment ago. */
+/* A port of this machine that was free a moment ago, below those that the system gives to others meanwhile. */
 static int free_port(void)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof a;
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&a, size) || getsockname(fd, (struct sockaddr *)&a, &size)) abort();
-    close(fd);
-    return ntohs(a.sin_port);
+    static int next;
+    for (int i = 0; i < PORTS; i++) {
+        const int port = FIRST_PORT + ((int)getpid() * 37 + next++) % PORTS, fd = socket(AF_INET, SOCK_STREAM, 0);
+        const struct sockaddr_in a = {
+            .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
+        const bool is_free = fd >= 0 && bind(fd, (const struct sockaddr *)&a, sizeof a) == 0;
+        close(fd);
+        if (is_free) return port;
+    }
+    abort();
 }
 
 /* Opens, runs the part, closes, and ends the process. */

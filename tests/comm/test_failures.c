@@ -21,55 +21,61 @@ static void check_texts(const started *s, int victim, const char *expected)
     assert_string_equal(s->board->text[one], s->board->text[other]);
 }
 
-static void on_all_calls(const char *transport, int victim, fate how, double timeout, const char *expected)
+typedef struct ending {
+    int victim;
+    fate how;
+} ending;
+
+/* Every ending in every kind of call, all at once: those that wait for a timeout wait together. */
+static void on_all_calls(const char *transport, const ending *endings, int n, double timeout, const char *expected)
 {
-    started s[FAILING_CALLS];
-    for (int k = 0; k < FAILING_CALLS; k++)
-        s[k] = start_ranks(&(ranks){.transport = transport,
+    started s[3 * FAILING_CALLS];
+    for (int i = 0; i < n * FAILING_CALLS; i++) {
+        const ending *e = &endings[i / FAILING_CALLS];
+        s[i] = start_ranks(&(ranks){.transport = transport,
                                     .ranks = FAILING_RANKS,
                                     .timeout = timeout,
-                                    .may_fail = 1 << victim,
-                                    .argument = pack_failing((call)k, victim, how)},
+                                    .may_fail = 1 << e->victim,
+                                    .argument = pack_failing((call)(i % FAILING_CALLS), e->victim, e->how)},
                            failing_part);
-    for (int k = 0; k < FAILING_CALLS; k++) {
-        end_ranks(&s[k]);
-        check_texts(&s[k], victim, expected);
-        free_board(s[k].board);
+    }
+    for (int i = 0; i < n * FAILING_CALLS; i++) {
+        end_ranks(&s[i]);
+        check_texts(&s[i], endings[i / FAILING_CALLS].victim, expected);
+        free_board(s[i].board);
     }
 }
+
+#define ENDINGS(...) (const ending[]){__VA_ARGS__}, (int)(sizeof((const ending[]){__VA_ARGS__}) / sizeof(ending))
+
+/* Ranks that are blamed must have been silent for so long: a healthy one has to get a core within this time. */
+#define SILENCE 6.0
+#define SILENT_TEXT "no answer for 6 seconds"
+static const ending silent[] = {{0, STOPPED}, {1, STOPPED}, {2, HANGS}};
 
 static void local_rank_killed_is_named(void **state)
 {
     (void)state;
-    on_all_calls("local", 1, KILLED, 40, "ended by signal 9 (killed)");
-    on_all_calls("local", 2, KILLED, 40, "ended by signal 9 (killed)");
+    on_all_calls("local", ENDINGS({1, KILLED}, {2, KILLED}), 40, "ended by signal 9 (killed)");
 }
 
 static void local_rank_that_ends_is_named(void **state)
 {
     (void)state;
-    on_all_calls("local", 1, ENDED, 40, "ended with status 3");
-    on_all_calls("local", 2, CRASHED, 40, "ended by signal 11 (segmentation fault)");
+    on_all_calls("local", ENDINGS({1, ENDED}), 40, "ended with status 3");
+    on_all_calls("local", ENDINGS({2, CRASHED}), 40, "ended by signal 11 (segmentation fault)");
 }
 
 static void local_rank_that_leaves_is_named(void **state)
 {
     (void)state;
-    on_all_calls("local", 1, LEFT, 40, "has left the run");
-    on_all_calls("local", 0, LEFT, 40, "has left the run");
+    on_all_calls("local", ENDINGS({1, LEFT}, {0, LEFT}), 40, "has left the run");
 }
 
-static void local_rank_stopped_is_named(void **state)
+static void local_rank_that_is_silent_is_named(void **state)
 {
     (void)state;
-    on_all_calls("local", 1, STOPPED, 1.5, "no answer for 1.5 seconds");
-    on_all_calls("local", 0, STOPPED, 1.5, "no answer for 1.5 seconds");
-}
-
-static void local_rank_that_hangs_is_named(void **state)
-{
-    (void)state;
-    on_all_calls("local", 2, HANGS, 1.5, "no answer for 1.5 seconds");
+    on_all_calls("local", silent, 3, SILENCE, SILENT_TEXT);
 }
 
 /* ---- over TCP: an end without a word is a lost connection, whoever it is ------------------------------------------------ */
@@ -77,35 +83,77 @@ static void local_rank_that_hangs_is_named(void **state)
 static void store_rank_killed_is_named(void **state)
 {
     (void)state;
-    on_all_calls("store", 1, KILLED, 40, "the connection was lost");
-    on_all_calls("store", 0, KILLED, 40, "the connection was lost");
+    on_all_calls("store", ENDINGS({1, KILLED}, {0, KILLED}), 40, "the connection was lost");
 }
 
 static void store_rank_that_ends_is_named(void **state)
 {
     (void)state;
-    on_all_calls("store", 2, ENDED, 40, "the connection was lost");
-    on_all_calls("store", 1, CRASHED, 40, "the connection was lost");
+    on_all_calls("store", ENDINGS({2, ENDED}, {1, CRASHED}), 40, "the connection was lost");
 }
 
 static void store_rank_that_leaves_is_named(void **state)
 {
     (void)state;
-    on_all_calls("store", 1, LEFT, 40, "has left the run");
-    on_all_calls("store", 0, LEFT, 40, "has left the run");
+    on_all_calls("store", ENDINGS({1, LEFT}, {0, LEFT}), 40, "has left the run");
 }
 
-static void store_rank_stopped_is_named(void **state)
+static void store_rank_that_is_silent_is_named(void **state)
 {
     (void)state;
-    on_all_calls("store", 1, STOPPED, 1.5, "no answer for 1.5 seconds");
-    on_all_calls("store", 0, STOPPED, 1.5, "no answer for 1.5 seconds");
+    on_all_calls("store", silent, 3, SILENCE, SILENT_TEXT);
 }
 
-static void store_rank_that_hangs_is_named(void **state)
+/* ---- a job that stands still ------------------------------------------------------------------------------------------- */
+
+/* Rounds until the test has enough. */
+static int patient_part(abar_comm *c, abar_context *ctx, board *b)
 {
+    enum { LENGTH = 100000 };
+    static float x[LENGTH];
+    (void)ctx;
+    for (int enough = 0; !enough;) {
+        CHECK(abar__comm_sum_floats(c, x, LENGTH) == ABAR_OK);
+        if (abar_comm_rank(c) == 0) enough = atomic_load(&b->enough);
+        CHECK(abar__comm_broadcast(c, 0, &enough, sizeof enough) == ABAR_OK);
+        if (abar_comm_rank(c) == 0) atomic_fetch_add(&b->turn, 1);
+    }
+    return 0;
+}
+
+static void wait_for_turns(board *b, int more)
+{
+    const int until = atomic_load(&b->turn) + more;
+    for (int i = 0; i < 3000 && atomic_load(&b->turn) < until; i++) usleep(10000);
+}
+
+static void signal_ranks(board *b, int number)
+{
+    for (int r = 0; r < FAILING_RANKS; r++) {
+        kill((pid_t)atomic_load(&b->pid[r]), number);
+        usleep(50000); /* the others wait for it by then */
+    }
+}
+
+/* All ranks are stopped for longer than the timeout, as by Ctrl-Z or a queue that suspends jobs: none is to blame. */
+static void job_that_was_suspended_goes_on(void **state)
+{
+    enum { TIMEOUT = 4 };
+    static const char *const transports[] = {"local", "store"};
+    started s[2];
     (void)state;
-    on_all_calls("store", 2, HANGS, 1.5, "no answer for 1.5 seconds");
+    for (int i = 0; i < 2; i++) {
+        s[i] = start_ranks(&(ranks){.transport = transports[i], .ranks = FAILING_RANKS, .timeout = TIMEOUT}, patient_part);
+        wait_for_turns(s[i].board, 3);
+        signal_ranks(s[i].board, SIGSTOP);
+    }
+    sleep(TIMEOUT + 1);
+    for (int i = 0; i < 2; i++) {
+        signal_ranks(s[i].board, SIGCONT);
+        wait_for_turns(s[i].board, 3);
+        atomic_store(&s[i].board->enough, 1);
+    }
+    for (int i = 0; i < 2; i++) free_board(end_ranks(&s[i]));
 }
 
 /* ---- rank 0, the parent of forked ranks -------------------------------------------------------------------------------- */
@@ -179,13 +227,12 @@ static void local_close_ends_ranks_that_hang(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(local_rank_killed_is_named),           cmocka_unit_test(local_rank_that_ends_is_named),
-        cmocka_unit_test(local_rank_that_leaves_is_named),      cmocka_unit_test(local_rank_stopped_is_named),
-        cmocka_unit_test(local_rank_that_hangs_is_named),       cmocka_unit_test(local_ranks_end_with_rank_0),
-        cmocka_unit_test(local_rank_reaped_by_others_is_named), cmocka_unit_test(local_close_ends_ranks_that_hang),
-        cmocka_unit_test(store_rank_killed_is_named),           cmocka_unit_test(store_rank_that_ends_is_named),
-        cmocka_unit_test(store_rank_that_leaves_is_named),      cmocka_unit_test(store_rank_stopped_is_named),
-        cmocka_unit_test(store_rank_that_hangs_is_named),
+        cmocka_unit_test(local_rank_killed_is_named),         cmocka_unit_test(local_rank_that_ends_is_named),
+        cmocka_unit_test(local_rank_that_leaves_is_named),    cmocka_unit_test(local_rank_that_is_silent_is_named),
+        cmocka_unit_test(local_ranks_end_with_rank_0),        cmocka_unit_test(local_rank_reaped_by_others_is_named),
+        cmocka_unit_test(local_close_ends_ranks_that_hang),   cmocka_unit_test(store_rank_killed_is_named),
+        cmocka_unit_test(store_rank_that_ends_is_named),      cmocka_unit_test(store_rank_that_leaves_is_named),
+        cmocka_unit_test(store_rank_that_is_silent_is_named), cmocka_unit_test(job_that_was_suspended_goes_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

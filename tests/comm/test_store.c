@@ -1,6 +1,7 @@
 /* Gathering at the store: strangers, wrong tokens, ranks that are missing or come twice. */
 #include "ranks.h"
 
+#include "base/clock.h"
 #include "comm/comm_impl.h"
 #include "comm/tcp.h"
 
@@ -213,6 +214,85 @@ static void proof_for_another_nonce_is_refused(void **state)
     ranks_gather_after(port, r, first);
 }
 
+/* A proof that was recorded serves nowhere else: not for the answer, another run, another connection or other numbers. */
+static void proof_depends_on_all_that_it_is_for(void **state)
+{
+    enum { WAYS = 10 };
+    uint8_t mac[WAYS][ABAR_SHA256];
+    (void)state;
+    for (int way = 0; way < WAYS; way++) {
+        abar__door door = {.token = way == 1 ? "another secret" : "a secret of this test"};
+        uint8_t accepting[ABAR_WIRE_NONCE] = {0};
+        abar__wire_join join = {.rank = 1, .to = 2, .size = 4, .port = 30000};
+        accepting[15] = way == 2;
+        door.session[15] = way == 3;
+        join.nonce[15] = way == 4;
+        join.rank += way == 5;
+        join.to += way == 6;
+        join.size += way == 7;
+        join.port = (uint16_t)(join.port + (way == 8));
+        abar__door_mac(&door, way == 9 ? 'W' : 'J', accepting, &join, mac[way]);
+        for (int i = 0; i < way; i++) assert_memory_not_equal(mac[i], mac[way], ABAR_SHA256);
+    }
+}
+
+static bool read_all(int fd, uint8_t *to, size_t n)
+{
+    for (size_t at = 0; at < n;) {
+        const ssize_t got = recv(fd, to + at, n - at, 0);
+        if (got <= 0) return false;
+        at += (size_t)got;
+    }
+    return true;
+}
+
+/* Knocks at the door with a valid proof. Returns the kind of the answer. */
+static int knock_as(int port, uint32_t rank, uint32_t to, uint32_t size)
+{
+    const struct sockaddr_in a = loopback(port);
+    const abar__door door = {.token = TOKEN};
+    abar__wire_join join = {.rank = rank, .to = to, .size = size, .port = 1};
+    uint8_t in[ABAR_WIRE_HEADER + ABAR_WIRE_NONCE], out[ABAR_WIRE_JOIN_BYTES];
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int kind = -1;
+    if (connect(fd, (const struct sockaddr *)&a, sizeof a) == 0 && read_all(fd, in, sizeof in)) {
+        abar__door_mac(&door, 'J', in + ABAR_WIRE_HEADER, &join, join.mac);
+        abar__wire_write_join(&join, out);
+        if (send(fd, out, sizeof out, MSG_NOSIGNAL) == sizeof out && read_all(fd, in, ABAR_WIRE_HEADER)) kind = in[3];
+    }
+    close(fd);
+    return kind;
+}
+
+/* At the door of rank 2 of 4, which expects rank 3 alone: others who know the token came to the wrong one. */
+static void ranks_that_are_not_expected_are_refused(void **state)
+{
+    static const uint32_t wrong[][3] = {{3, 1, 4}, {3, 2, 5}, {0, 2, 4}, {1, 2, 4}, {2, 2, 4}, {4, 2, 4}}; /* rank, to, size */
+    int fds[4] = {-1, -1, -1, -1}, status;
+    struct sockaddr_in a = loopback(0);
+    socklen_t bytes = sizeof a;
+    abar_context *ctx = new_context();
+    abar__door door = {.ctx = ctx, .token = TOKEN, .rank = 2, .size = 4, .from = 3, .fds = fds};
+    (void)state;
+    door.listener = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(bind(door.listener, (struct sockaddr *)&a, bytes) == 0 && listen(door.listener, 8) == 0);
+    assert_int_equal(getsockname(door.listener, (struct sockaddr *)&a, &bytes), 0);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        for (int i = 0; i < 6; i++)
+            if (knock_as(ntohs(a.sin_port), wrong[i][0], wrong[i][1], wrong[i][2]) != ABAR_WIRE_REFUSED) _exit(10 + i);
+        _exit(knock_as(ntohs(a.sin_port), 3, 2, 4) != ABAR_WIRE_WELCOME);
+    }
+    assert_int_equal(abar__door_gather(&door, abar__seconds() + 20.0), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_true(fds[3] >= 0 && fds[0] < 0 && fds[1] < 0 && fds[2] < 0);
+    close(fds[3]);
+    close(door.listener);
+    abar_context_destroy(ctx);
+}
+
 /* After the ranks have gathered there is nothing to connect to. */
 static void nobody_listens_after_gathering(void **state)
 {
@@ -380,6 +460,8 @@ int main(void)
         cmocka_unit_test(garbage_is_refused_and_ranks_gather),
         cmocka_unit_test(flood_does_not_keep_ranks_out),
         cmocka_unit_test(proof_for_another_nonce_is_refused),
+        cmocka_unit_test(proof_depends_on_all_that_it_is_for),
+        cmocka_unit_test(ranks_that_are_not_expected_are_refused),
         cmocka_unit_test(nobody_listens_after_gathering),
         cmocka_unit_test(other_tokens_are_refused),
         cmocka_unit_test(other_numbers_of_ranks_are_refused),

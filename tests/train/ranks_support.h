@@ -89,9 +89,7 @@ static inline abar_status run_ranks(fixture *f, abar_setup *setup, int ranks, bo
         rank_file(f, r, path);
         remove(path);
     }
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
+    const pid_t child = fork_test();
     if (child == 0) {
         abar_comm *comm;
         const abar_comm_config config = {.size = sizeof config, .ranks = ranks, .timeout = plan ? plan->timeout : 0.0};

@@ -250,6 +250,8 @@ typedef struct joined {
 /* cpu as it is; queued, ranks exchange through the host; over NCCL; queued in the pipeline's parts */
 typedef enum way { HOST, QUEUED, NCCL, PIPED } way;
 
+static atomic_bool wants_stop; /* this rank */
+
 static void build(joined *j, fixture *f, abar_setup *setup, abar_comm *comm, way how)
 {
     engine *e = &j->e;
@@ -269,6 +271,7 @@ static void build(joined *j, fixture *f, abar_setup *setup, abar_comm *comm, way
     config.comm = comm;
     if (how == NCCL) need(f, abar__nccl_open(f->ctx, abar_comm_size(comm) > 1 ? comm : NULL, &j->nccl));
     config.nccl = j->nccl;
+    config.stop = &wants_stop;
     need(f, abar__join_create(f->ctx, &config, &j->join));
     e->stepper = (abar__stepper){.ctx = f->ctx,
                                  .net = e->net,
@@ -350,6 +353,25 @@ static void run_pipeline(joined *j)
     abar__pipeline_release(e->f->ctx, &p);
 }
 
+/* The sum of the losses of micro-batches from i on, of a node of so many: of (level, j) from (level - 1, 2j) and (level - 1, 2j
+ * + 1). */
+static double sum_losses(const abar__join *j, int64_t i, int64_t width)
+{
+    if (width == 1) return j->results[i].loss;
+    const double left = sum_losses(j, i, width / 2);
+    return i + width / 2 < j->config.n ? left + sum_losses(j, i + width / 2, width / 2) : left;
+}
+
+/* cpu's own step on one rank, or on several: its loss is the mean in the tree's order. */
+static void host_step_of(joined *j, int64_t k)
+{
+    const abar__step_result r = train_on(&j->e, k);
+    int64_t width = 1;
+    while (width < j->join.config.n) width *= 2;
+    assert_false(r.skipped);
+    if (j->join.ranks == 1) assert_true(r.loss.loss == sum_losses(&j->join, 0, width) / (double)r.loss.count);
+}
+
 /* All state after some steps, and the running statistics that the training set has at the end. */
 static snapshot train(fixture *f, abar_setup *setup, abar_comm *comm, way how, int64_t bad)
 {
@@ -366,7 +388,7 @@ static snapshot train(fixture *f, abar_setup *setup, abar_comm *comm, way how, i
         if (queued)
             assert_int_equal(queued_step_of(j, k, skips ? bad : -1), skips);
         else
-            assert_false(train_on(e, k).skipped);
+            host_step_of(j, k);
     }
     snapshot s = take(e);
     const abar__net_blocks blocks = abar__net_blocks_of(e->net);
@@ -384,9 +406,7 @@ static snapshot train_apart(fixture *f, abar_setup *setup, int ranks, way how, i
     int status = 0;
     snprintf(path, sizeof path, "%s/snapshot", f->dir);
     remove(path);
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
+    const pid_t child = fork_test();
     if (child == 0) {
         abar_comm *comm;
         const abar_comm_config config = {.size = sizeof config, .ranks = ranks};
@@ -522,6 +542,54 @@ static void queued_exchanges_over_nccl_have_the_hosts_bits(void **state)
     check_way(*state, NCCL, "lenet5", "mac", RUN "micro=12 tcov=2 tinv=2 reduce=fast"); /* a sum of two has one order */
 }
 
+/* Ranks that have several nodes add them first, on the device or on the host. */
+static void queued_fast_sums_of_several_nodes_have_the_bits_of_the_host(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "mac", RUN "micro=4 tcov=2 tinv=2 reduce=fast");
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    const snapshot there = train_apart(f, setup, 2, QUEUED, -1);
+    compare(there, train_apart(f, setup, 2, NCCL, -1), "2 ranks");
+    free(there.bytes);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+/* One rank wants to stop: after the step both have its word in the device's memory. */
+static int stop_one(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2};
+    abar_comm *comm;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, NCCL);
+    need(f, abar__data_feed_seek(&j->e.feed, j->e.loader, 0, 0));
+    for (int64_t k = 0; k < 2; k++) {
+        atomic_store(&wants_stop, k == 1 && abar_comm_rank(comm) == 1);
+        (void)queued_step_of(j, k, -1);
+        const double *words[2];
+        for (int r = 0; r < 2; r++)
+            words[r] = j->join.numbers + (r * (j->join.count + 1) + j->join.count) * ABAR_RESULT_NUMBERS;
+        const bool right = words[0][0] == 0.0 && words[1][0] == (k == 1 ? 1.0 : 0.0);
+        if (abar_ranks_agree(f->ctx, comm, right ? ABAR_OK : ABAR_E_STATE, "") < 0) return 3;
+    }
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void queued_wish_to_stop_reaches_all_ranks(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
+    int status = 0;
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    const pid_t child = fork_test();
+    if (child == 0) _exit(stop_one(f, setup));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 static void queued_exchanges_over_nccl_skip_together(void **state)
 {
     fixture *f = *state;
@@ -559,9 +627,7 @@ static void queued_wait_for_a_rank_that_is_gone_ends(void **state)
     abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
     int status = 0;
     setenv("ABAR_NCCL", FAKE_NCCL, 1);
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
+    const pid_t child = fork_test();
     if (child == 0) _exit(wait_for_nobody(f, setup));
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
@@ -623,6 +689,8 @@ int main(void)
         with_fixture(queued_drawn_labels_have_the_bits_of_one_rank),
         with_fixture(queued_loss_that_is_not_finite_is_skipped_by_all),
         with_fixture(queued_exchanges_over_nccl_have_the_hosts_bits),
+        with_fixture(queued_fast_sums_of_several_nodes_have_the_bits_of_the_host),
+        with_fixture(queued_wish_to_stop_reaches_all_ranks),
         with_fixture(queued_exchanges_over_nccl_skip_together),
         with_fixture(queued_wait_for_a_rank_that_is_gone_ends),
         with_fixture(nccl_that_is_missing_is_told),

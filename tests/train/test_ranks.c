@@ -180,6 +180,15 @@ static void stop_first(abar_trainer *t, int rank, int64_t calls)
     if (rank == 0 && calls == 2) abar_trainer_stop(t);
 }
 
+/* Every rank knows the epochs before, for what its program is told. */
+static void look_at_history(abar_trainer *t, int rank, int64_t calls)
+{
+    (void)calls;
+    if (t->at.epoch == 0 || t->history[0].train_loss > 0.0) return;
+    fprintf(stderr, "rank %d: has no history\n", rank);
+    abort();
+}
+
 static abar_setup *load(fixture *f, const char *name)
 {
     char dir[PATH_MAX_TEST];
@@ -194,9 +203,10 @@ static void ranks_resume_on_any_number(void **state)
     fixture *f = *state;
     static const char *const optimizers[] = {"mac", "soap", "kbfgs", NULL};
     for (int i = 0; optimizers[i]; i++) {
-        const rank_plan second = {.watch = stop_second}, first = {.watch = stop_first};
+        const rank_plan second = {.watch = stop_second}, first = {.watch = stop_first}, last = {.watch = look_at_history};
         abar_setup *setup = make_setup(f, "lenet5", optimizers[i], RUN "micro=2 epochs=4");
         char whole[32], parts[32];
+        if (i == 0) set_all(f, setup, "ema=0.9 ema-steps=2");
         snprintf(whole, sizeof whole, "whole%d", i);
         snprintf(parts, sizeof parts, "parts%d", i);
         set_out(f, setup, whole);
@@ -207,7 +217,7 @@ static void ranks_resume_on_any_number(void **state)
         setup = load(f, parts);
         assert_int_equal(run_ranks(f, setup, 1, true, &first), ABAR_STOPPED);
         assert_int_equal(run_ranks(f, setup, 2, true, &first), ABAR_STOPPED);
-        need_ranks(f, setup, 3, true, NULL);
+        need_ranks(f, setup, 3, true, &last);
         assert_same_runs(f, whole, parts);
         abar_setup_destroy(f->ctx, setup);
     }
@@ -234,16 +244,9 @@ static void ranks_default_micro_is_kept(void **state)
 /* ---- any order -------------------------------------------------------------------------------------------------------------
  */
 
-static void ranks_fast_sums_agree_to_rounding(void **state)
+static void compare_to_rounding(fixture *f, const char *fixed, const char *fast)
 {
-    fixture *f = *state;
-    abar_setup *setup = make_setup(f, "lenet5", "mac", RUN "check-replicas=1");
-    set_out(f, setup, "fixed");
-    need_ranks(f, setup, 4, false, NULL);
-    set_all(f, setup, "reduce=fast");
-    set_out(f, setup, "fast");
-    need_ranks(f, setup, 4, false, NULL); /* replicas are compared after every step */
-    abar__safetensors *a = open_in(f, "fixed", "model.safetensors"), *b = open_in(f, "fast", "model.safetensors");
+    abar__safetensors *a = open_in(f, fixed, "model.safetensors"), *b = open_in(f, fast, "model.safetensors");
     for (int i = 0; i < abar__safetensors_count(a); i++) {
         abar_tensor x, y;
         const char *name = abar__safetensors_get(a, i, &x);
@@ -257,7 +260,28 @@ static void ranks_fast_sums_agree_to_rounding(void **state)
     }
     abar__safetensors_close(a);
     abar__safetensors_close(b);
-    abar_setup_destroy(f->ctx, setup);
+}
+
+/* One micro-batch a rank, and three, which are two nodes of the tree. */
+static void ranks_fast_sums_agree_to_rounding(void **state)
+{
+    static const int ranks[] = {4, 2};
+    static const char *const micro[] = {"6", "4"};
+    fixture *f = *state;
+    for (int i = 0; i < 2; i++) {
+        char fixed[16], fast[16];
+        abar_setup *setup = make_setup(f, "lenet5", "mac", RUN "check-replicas=1");
+        set(f, setup, "micro", micro[i]);
+        snprintf(fixed, sizeof fixed, "fixed%d", i);
+        snprintf(fast, sizeof fast, "fast%d", i);
+        set_out(f, setup, fixed);
+        need_ranks(f, setup, ranks[i], false, NULL);
+        set_all(f, setup, "reduce=fast");
+        set_out(f, setup, fast);
+        need_ranks(f, setup, ranks[i], false, NULL); /* replicas are compared after every step */
+        compare_to_rounding(f, fixed, fast);
+        abar_setup_destroy(f->ctx, setup);
+    }
 }
 
 int main(void)

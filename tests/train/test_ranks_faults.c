@@ -1,11 +1,15 @@
 /* Ranks that do not fit together, drift apart, fail or die: the difference, or the rank, is named, and nobody waits for ever.
  */
+#define _GNU_SOURCE /* sched_setaffinity */
 #include "data/images_support.h"
 #include "ranks_support.h"
 
-#include "comm/comm.h"
+#include "comm/comm_impl.h"
 
+#include <dirent.h>
 #include <math.h>
+#include <sched.h>
+#include <sys/resource.h>
 
 #define RUN "device=cpu threads=1 workers=0 limit-train=72 limit-test=30 batch=24 micro=6 epochs=2 "
 
@@ -88,6 +92,50 @@ static void ranks_that_do_not_divide_the_batch_are_refused(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* The only rank of its machine, of which it may use one core. */
+static void ranks_take_the_cores_that_they_may_use(void **state)
+{
+    char names[2][ABAR_COMM_NAME] = {"rank 0 on here", "rank 1 on there"};
+    const abar_comm comm = {.size = 2, .names = names};
+    abar_train_config train = {.threads = 0};
+    cpu_set_t before, one;
+    (void)state;
+    abar__ranks_settle_threads(&comm, &train);
+    assert_int_equal(train.threads, abar__cores_allowed());
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    CPU_ZERO(&one);
+    for (size_t i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
+        if (CPU_ISSET(i, &before)) CPU_SET(i, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    train.threads = 0;
+    abar__ranks_settle_threads(&comm, &train);
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    assert_int_equal(train.threads, 1);
+}
+
+/* Rank 0 has one beside, which notices ranks that end. */
+static void count_threads(abar_trainer *t, int rank, int64_t calls)
+{
+    int tasks = 0;
+    DIR *list = opendir("/proc/self/task");
+    (void)t;
+    while (list && readdir(list)) tasks++;
+    if (list) closedir(list);
+    if (calls > 1 || tasks - 2 <= (rank == 0 ? 2 : 1)) return; /* without . and .. */
+    fprintf(stderr, "rank %d: %d threads\n", rank, tasks - 2);
+    abort();
+}
+
+/* --threads 1 is meant where every core has a rank: also while weights are drawn. */
+static void ranks_with_one_thread_start_no_others(void **state)
+{
+    fixture *f = *state;
+    const rank_plan plan = {.watch = count_threads};
+    abar_setup *setup = make_setup(f, "lenet5", "kfac", RUN);
+    need_ranks(f, setup, 2, false, &plan);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 /* ---- replicas --------------------------------------------------------------------------------------------------------------
  */
 
@@ -115,6 +163,68 @@ static void ranks_whose_replicas_differ_save_nothing(void **state)
         assert_error(f, text);
         snprintf(path, sizeof path, "%s/%s/state.safetensors", f->dir, name);
         assert_int_not_equal(access(path, F_OK), 0);
+        abar_setup_destroy(f->ctx, setup);
+    }
+}
+
+static void spoil_and_stop(abar_trainer *t, int rank, int64_t calls)
+{
+    if (rank == 1 && calls == 1) ((float *)abar_net_param(t->net, 3)->value.data)[1] += 1.0f;
+    if (rank == 0 && calls == 1) abar_trainer_stop(t);
+}
+
+static void ranks_that_stop_with_other_replicas_save_nothing(void **state)
+{
+    fixture *f = *state;
+    const rank_plan plan = {.watch = spoil_and_stop};
+    char path[PATH_MAX_TEST];
+    abar_setup *setup = make_setup(f, "lenet5", "sgd", RUN);
+    set_out(f, setup, "run");
+    assert_int_equal(run_ranks(f, setup, 2, false, &plan), ABAR_E_STATE);
+    assert_error(f, "is not that of rank 0 in epoch 1, step 2, nothing was saved");
+    path_in(f, "run/state.safetensors", path);
+    assert_int_not_equal(access(path, F_OK), 0);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static abar_status spoil_tensor(void *user, const char *name, const abar_tensor *tensor)
+{
+    bool *done = user;
+    if (!*done && strstr(name, "conv2.bias")) ((float *)tensor->data)[1] += 1.0f, *done = true;
+    return ABAR_OK;
+}
+
+static void spoil_state(abar_trainer *t, int rank, int64_t calls)
+{
+    bool done = false;
+    if (rank == 1 && calls == 2) (void)abar_optim_visit(t->optim, spoil_tensor, &done);
+}
+
+static void spoil_average(abar_trainer *t, int rank, int64_t calls)
+{
+    bool done = false;
+    for (int i = 0; i < abar_net_tensor_count(t->net) && rank == 1 && calls == 2; i++) {
+        const char *name;
+        abar_tensor tensor;
+        abar__ema_tensor(&t->average, i, &name, &tensor);
+        (void)spoil_tensor(&done, name, &tensor);
+    }
+}
+
+/* At once, before it has come to the weights. */
+static void ranks_whose_state_or_average_differs_save_nothing(void **state)
+{
+    static void (*const spoil[])(abar_trainer * t, int rank, int64_t calls) = {spoil_state, spoil_average};
+    static const char *const named[] = {
+        ": its momentum.conv2.bias is not that of rank 0 in epoch 1, step 2, nothing was saved",
+        ": its average of conv2.bias is not that of rank 0 in epoch 1, step 2, nothing was saved"};
+    fixture *f = *state;
+    for (int i = 0; i < 2; i++) {
+        const rank_plan plan = {.watch = spoil[i]};
+        abar_setup *setup = make_setup(f, "lenet5", "sgd", RUN "check-replicas=2 ema=0.9 ema-steps=1");
+        assert_int_equal(run_ranks(f, setup, 2, false, &plan), ABAR_E_STATE);
+        assert_error(f, "rank 1 on ");
+        assert_error(f, named[i]);
         abar_setup_destroy(f->ctx, setup);
     }
 }
@@ -168,6 +278,71 @@ static void ranks_that_cannot_read_their_data_tell_the_others(void **state)
     }
     abar_setup_destroy(f->ctx, setup);
     folder_remove(&data);
+}
+
+/* Rank 1 cannot open another file, once the epoch's steps are done. */
+static void close_files(abar_trainer *t, int rank, int64_t calls)
+{
+    struct rlimit none;
+    if (rank != 1 || calls != t->steps) return;
+    if (getrlimit(RLIMIT_NOFILE, &none)) abort();
+    none.rlim_cur = 3;
+    if (setrlimit(RLIMIT_NOFILE, &none)) abort();
+}
+
+/* Between the steps and the tests of a rule that averages, batch norms' statistics are estimated from images. */
+static void ranks_that_cannot_read_their_data_after_the_steps_tell_the_others(void **state)
+{
+    fixture *f = *state;
+    const rank_plan plan = {.watch = close_files};
+    folder data = make_images(48, 20, 30);
+    char spec[300];
+    abar_setup *setup;
+    snprintf(spec, sizeof spec, "imagefolder:%s", data.path);
+    need(f, abar_setup_create(f->ctx, "resnet50", spec, "sfadamw", &setup));
+    set_all(f, setup,
+            "size=16 test-resize=28 test-size=24 batch=16 micro=4 mix-group=2 epochs=2 threads=1 device=cpu warmup=0 "
+            "schedule=constant "
+            "blocks=1-1 width=4 stem=small damaged=fail repeat=1 workers=0");
+    need_ranks(f, setup, 2, false, NULL);
+    assert_true(run_ranks(f, setup, 2, false, &plan) < 0);
+    assert_error(f, "rank 1 on ");
+    assert_error(f, "Too many open files");
+    abar_setup_destroy(f->ctx, setup);
+    folder_remove(&data);
+}
+
+/* The second pass of a step, in which one rank meets a loss that is not finite. */
+static int end_second_pass(fixture *f)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2};
+    abar_comm *comm;
+    abar__join join;
+    abar__stepper none = {0};
+    if (abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    const abar__join_config parts = {.comm = comm, .n = 4};
+    if (abar__join_create(f->ctx, &parts, &join) < 0) return 3;
+    for (int bad = 0; bad < 3; bad++) { /* the rank; 2: none */
+        const int rank = abar_comm_rank(comm);
+        bool finite = rank != bad;
+        for (int64_t i = 0; i < join.count; i++) join.results[rank * (join.count + 1) + i].finite = 1.0;
+        if (rank == bad) abar__join_spoil(&join, 1);
+        if (abar__join_second_end(&join, &none, ABAR_OK, &finite) < 0) return 4;
+        const abar_status same = finite == (bad == 2) ? ABAR_OK : ABAR_E_STATE;
+        if (abar_ranks_agree(f->ctx, comm, same, "") < 0) return 5;
+    }
+    abar__join_release(&join);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void ranks_undo_a_step_together_whose_second_pass_is_not_finite(void **state)
+{
+    int status;
+    const pid_t child = fork_test();
+    if (child == 0) _exit(end_second_pass(*state));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
 }
 
 static void write_nothing(fixture *f, abar_setup *setup, int rank)
@@ -248,10 +423,17 @@ int main(void)
         cmocka_unit_test_setup_teardown(ranks_with_other_settings_are_refused, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_with_other_data_are_refused, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_do_not_divide_the_batch_are_refused, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_with_one_thread_start_no_others, make_fixture, drop_fixture),
+        cmocka_unit_test(ranks_take_the_cores_that_they_may_use),
         cmocka_unit_test_setup_teardown(ranks_whose_replicas_differ_save_nothing, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_that_stop_with_other_replicas_save_nothing, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_whose_state_or_average_differs_save_nothing, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_die_end_the_run_and_others_go_on_from_its_checkpoint, make_fixture,
                                         drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_cannot_read_their_data_tell_the_others, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_that_cannot_read_their_data_after_the_steps_tell_the_others, make_fixture,
+                                        drop_fixture),
+        cmocka_unit_test_setup_teardown(ranks_undo_a_step_together_whose_second_pass_is_not_finite, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_are_told_that_the_folder_cannot_be_written, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_send_the_bytes_that_the_formula_says, make_fixture, drop_fixture),
     };

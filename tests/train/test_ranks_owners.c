@@ -5,6 +5,7 @@
 #include "text_support.h"
 
 #include "comm/comm.h"
+#include "optim/optim_impl.h"
 
 #define RUN "device=cpu threads=1 workers=1 limit-train=72 limit-test=30 batch=24 micro=6 epochs=1 augment=true "
 
@@ -147,6 +148,39 @@ static void zero_events_of_all_blocks_are_counted(void **state)
 {
     const rank_plan plan = {.watch = count_small};
     check_with(*state, make_setup(*state, "lenet5", "muon", RUN "muon-eps=1 clip=0.01 zero=1"), "muon", usual, &plan);
+}
+
+/* The second layer hardly ever gets a gradient: its factors have no roots, and its owner keeps what it has. */
+static abar_value build_idle(void *user, abar_net *net, abar_value x, int64_t classes)
+{
+    (void)user;
+    x = abar_linear(net, abar_flatten(net, x), "first", &ABAR_CONFIG(abar_linear_config, .out = 12, .bias = true));
+    abar_value branch = abar_linear(net, abar_relu(net, x), "idle", &ABAR_CONFIG(abar_linear_config, .out = 12, .bias = true));
+    x = abar_add(net, x, abar_drop_path(net, branch, 0.9999));
+    return abar_linear(net, abar_relu(net, x), "last", &ABAR_CONFIG(abar_linear_config, .out = classes, .bias = true));
+}
+
+/* Events of other kinds that were counted before stay counted. */
+static void count_kept(abar_trainer *t, int rank, int64_t calls)
+{
+    abar_optim *o = t->optim;
+    const bool steps = calls == 1 || calls == 2;
+    if (!steps || abar__optim_pull(o) < 0) return;
+    if (calls == 1) o->step_state.dropped += 7;
+    if (calls == 1 && abar__optim_push(o) == ABAR_OK) return;
+    if (o->step_state.kept >= 2 && o->step_state.dropped == 7) return;
+    fprintf(stderr, "rank %d: %lld kept, %lld dropped\n", rank, (long long)o->step_state.kept,
+            (long long)o->step_state.dropped);
+    abort();
+}
+
+static void zero_roots_that_are_kept_are_counted_by_all(void **state)
+{
+    fixture *f = *state;
+    const rank_plan plan = {.watch = count_kept};
+    abar_setup *setup = make_setup(f, "own", "shampoo", RUN "zero=1 shampoo-eps=0 shampoo-start=1 shampoo-freq=1 lr=1e-4");
+    need(f, abar_setup_set_network(f->ctx, setup, build_idle, NULL));
+    check_with(f, setup, "shampoo", usual, &plan);
 }
 
 static void zero_behind_methods_gives_the_same_bits(void **state)
@@ -305,6 +339,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(owners_send_the_bytes_that_the_formula_says, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(zero_every_rule_gives_the_same_bits, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(zero_events_of_all_blocks_are_counted, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(zero_roots_that_are_kept_are_counted_by_all, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(zero_behind_methods_gives_the_same_bits, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(zero_with_norms_and_attention_gives_the_same_bits, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(zero_methods_that_need_all_momentum_are_refused, make_fixture, drop_fixture),

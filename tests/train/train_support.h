@@ -18,6 +18,16 @@
 
 #define PATH_MAX_TEST 600
 
+/* A new process; 0 in the child, where a check that fails ends the process instead of going on with the next test. */
+static inline pid_t fork_test(void)
+{
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) setenv("CMOCKA_TEST_ABORT", "1", 1);
+    return child;
+}
+
 /* A context and a fresh folder for each test. */
 typedef struct fixture {
     abar_context *ctx;
