@@ -223,6 +223,27 @@ static void recipe_of_soap_is_that_of_its_authors(void **state)
     }
 }
 
+/* Their 5e-4 is of a step: the decay over the rate. Models with a warm-up of their own keep it. */
+static void recipe_of_adahessian_is_that_of_its_authors(void **state)
+{
+    static const struct {
+        const char *model, *data, *settings;
+    } row[] = {
+        {"resnet20", "cifar10:/data", "epochs=50 lr=0.15 weight-decay=3.33e-3 warmup=1 beta2=0.999 eps=1e-4 hessian-power=1"},
+        {"lenet5", "fashion-mnist", "lr=0.15 weight-decay=3.33e-3 warmup=1"},
+        {"resnet50", "imagefolder:/data", "lr=0.15 warmup=5"},
+        {"gpt-char", "text:/data", "lr=0.15 warmup=0.4"}};
+    fixture *f = *state;
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        abar_setup *s;
+        need(f, abar_setup_create(f->ctx, row[i].model, row[i].data, "adahessian", &s));
+        assert_settings(f, s, row[i].settings);
+        set(f, s, "epochs", "1");
+        if (i < 2) assert_settings(f, s, "warmup=0.5");
+        abar_setup_destroy(f->ctx, s);
+    }
+}
+
 static void setup_with_an_unknown_name_suggests_the_nearest(void **state)
 {
     fixture *f = *state;
@@ -492,6 +513,7 @@ int main(void)
         with_fixture(recipes_of_nadamw_and_sfadamw_are_those_of_adamw),
         with_fixture(recipe_of_shampoo_is_that_of_adamw_with_a_graft),
         with_fixture(recipe_of_soap_is_that_of_its_authors),
+        with_fixture(recipe_of_adahessian_is_that_of_its_authors),
         with_fixture(recipes_of_the_cifar_table_are_the_papers),
         with_fixture(recipes_of_imagenet_resnets_are_the_papers),
         with_fixture(recipes_of_transformers_are_those_of_the_list),
