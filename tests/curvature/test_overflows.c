@@ -47,14 +47,11 @@ static void mean_square_that_overflows_drops_the_statistics_of_its_map(void **st
 /* <G^, G> of gradients of 1e160 cannot be summed: such a map keeps its gradient, does not count in the KL clip, and says so. */
 static void product_that_overflows_leaves_the_gradient_of_its_map(void **state)
 {
-    static const char *const cases[][2] = {{"mac", "damping=0.3 kl-clip=1e-3"},
-                                           {"smac", "damping=0.3 kl-clip=1e-3"},
-                                           {"eva", "damping=0.3 kl-clip=1e-3"},
-                                           {"foof", "damping=0.3 kl-clip=1e-3"},
-                                           {"kfac", "damping=0.3 kl-clip=1e-3"},
-                                           {"kfac", "damping=0.3 kl-clip=1e-3 kfac-inverse=eigen"},
-                                           {"kpsvd", "damping=0.3 kl-clip=1e-3"},
-                                           {"lngd", ""}};
+    static const char *const cases[][2] = {
+        {"mac", "damping=0.3 kl-clip=1e-3"},   {"smac", "damping=0.3 kl-clip=1e-3"},
+        {"eva", "damping=0.3 kl-clip=1e-3"},   {"foof", "damping=0.3 kl-clip=1e-3"},
+        {"kfac", "damping=0.3 kl-clip=1e-3"},  {"kfac", "damping=0.3 kl-clip=1e-3 kfac-inverse=eigen"},
+        {"kpsvd", "damping=0.3 kl-clip=1e-3"}, {"lngd", ""}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lab l;
