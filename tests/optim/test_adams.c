@@ -196,6 +196,29 @@ static void cautious_decay_agrees_with_the_step(void **state)
     }
 }
 
+/* A step of zero agrees with every weight: without gradients all of the decay is there. */
+static void cautious_decay_acts_where_there_is_no_step(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {8, 6}}};
+    static const char *const rules[] = {"adamw", "muon", "soap"};
+    for (int i = 0; i < 6; i++) {
+        rig r;
+        rig_open(&r, devices[i % 2], one, 1);
+        rig_layer(&r, 0, -1);
+        r.f.params[0].weight_decay = 0.5;
+        assert_int_equal(rig_try_rule(&r, rules[i / 2], SETTINGS("cautious=true")), ABAR_OK);
+        fixture_fill_grads(&r.f, 0.0);
+        if (i / 2 == 2) fixture_step(r.optim, 0.1, 0.0, 0.0); /* its first makes none */
+        double before[48];
+        for (int k = 0; k < 48; k++) before[k] = fixture_get(&r.f.params[0].value, k);
+        fixture_step(r.optim, 0.1, 0.0, 0.0);
+        for (int k = 0; k < 48; k++)
+            assert_true(fabs(fixture_get(&r.f.params[0].value, k) - 0.95 * before[k]) <= 1e-7 * fabs(before[k]));
+        rig_close(&r);
+    }
+}
+
 static void cautious_without_decay_is_adamw(void **state)
 {
     (void)state;
@@ -262,6 +285,7 @@ int main(void)
         cmocka_unit_test(average_of_other_rules_changes_nothing),
         cmocka_unit_test(sfadamw_at_rate_0_stays),
         cmocka_unit_test(cautious_decay_agrees_with_the_step),
+        cmocka_unit_test(cautious_decay_acts_where_there_is_no_step),
         cmocka_unit_test(cautious_without_decay_is_adamw),
         cmocka_unit_test(sfadamw_averages_a_parameter_without_gradient),
         cmocka_unit_test(sfadamw_refuses_beta1_0),

@@ -94,6 +94,49 @@ static void soap_takes_new_settings(void **state)
     rig_close(&r);
 }
 
+/* Other parts of a fused projection are other blocks, with other factors. */
+static void rules_with_blocks_refuse_other_parts(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {12, 4}}};
+    static const char *const rules[] = {"soap", "shampoo", "muon"};
+    for (int i = 0; i < 3; i++) {
+        rig r;
+        rig_open(&r, "ref", one, 1);
+        rig_layer(&r, 0, -1)->attention = (abar_attention){.heads = 2, .value_row = 8, .value_rows = 4};
+        assert_int_equal(rig_try_rule(&r, rules[i], NULL), ABAR_OK);
+        void *config = fixture_config(&r.f, rules[i], SETTINGS("split=none"));
+        assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_E_ARGUMENT);
+        free(config);
+        fixture_step(r.optim, 0.02, 0.0, 0.0);
+        rig_close(&r);
+    }
+}
+
+/* KL-SOAP's scales grow where gradients vanish, from 0.1^-1/2 to 4000 at most. */
+static void kl_scales_are_bounded(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {6, 6}}};
+    for (int d = first_device(); d < 2; d++) {
+        rig r;
+        rig_open(&r, devices[d], one, 1);
+        assert_int_equal(rig_try_rule(&r, "soap", SETTINGS("soap-factors=kl", "shampoo-beta=0.1")), ABAR_OK);
+        for (int k = 0; k < 12; k++) {
+            fixture_fill_grads(&r.f, k == 0 ? 1.0 : 0.0);
+            fixture_step(r.optim, 0.0, 0.0, 0.0);
+        }
+        snapshot s = take(&r.f, r.optim);
+        int found = 0;
+        for (int i = 0; i < s.n; i++)
+            for (int64_t k = 0; strcmp(s.names[i], "scales.p0") == 0 && k < 12; k++, found++)
+                assert_true(fixture_get(&s.tensors[i], k) == 4000.0);
+        assert_int_equal(found, 12);
+        drop(&s);
+        rig_close(&r);
+    }
+}
+
 static void soap_refuses_impossible_settings(void **state)
 {
     (void)state;
@@ -224,6 +267,8 @@ int main(void)
         cmocka_unit_test(soap_names_its_state),
         cmocka_unit_test(soap_plans_its_bytes),
         cmocka_unit_test(soap_takes_new_settings),
+        cmocka_unit_test(rules_with_blocks_refuse_other_parts),
+        cmocka_unit_test(kl_scales_are_bounded),
         cmocka_unit_test(soap_refuses_impossible_settings),
         cmocka_unit_test(soap_keeps_its_state_when_products_overflow),
         cmocka_unit_test(soap_of_zero_gradients_has_the_identity_as_basis),
