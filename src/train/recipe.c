@@ -111,8 +111,9 @@ static const addition additions[] = {
     {"", "", "muon", "kfac", "kl-clip=0"},
     {"", "", "muon", "eva", "kl-clip=0"},
     {"", "", "muon", "kpsvd", "kl-clip=0"},
-    /* skfac has neither a KL clip nor KFAC's small gradients: its steps are 1 / damping times as long */
-    {"", "", "sgd", "skfac", "lr=0.005"},
+    /* skfac has not KFAC's small gradients: its steps are 1 / damping times as long, and without a KL clip small runs
+     * explode */
+    {"", "", "sgd", "skfac", "lr=0.005 kl-clip=1e-3"},
     /* K-BFGS's and M-FAC's authors' own settings; M-FAC's steps are up to m times as long as the gradient */
     {"", "", "sgd", "kbfgs", "lr=0.3 weight-decay=1e-5 stat-decay=0.9"},
     {"", "", "sgd", "mfac", "lr=1e-3 weight-decay=0 momentum=0 decay=inside"},

@@ -98,7 +98,7 @@ static void recipes_of_the_cifar_table_are_the_papers(void **state)
                {"kfac", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 damping=0.03 kl-clip=1e-3"},
                {"eva", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 damping=0.03 kl-clip=1e-3"},
                {"lngd", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 nu1=1e-5 nu2=1e-2 mu=0.03"},
-               {"skfac", "lr=0.005 weight-decay=5e-4 momentum=0.9 tcov=5 tinv=50 damping=0.03 kl-clip=0"},
+               {"skfac", "lr=0.005 weight-decay=5e-4 momentum=0.9 tcov=5 tinv=50 damping=0.03 kl-clip=1e-3"},
                {"kpsvd", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 damping=0.03 kl-clip=1e-3"},
                {"kbfgs", "lr=0.3 weight-decay=1e-5 momentum=0.9 stat-decay=0.9 damping=0.3 kbfgs-pairs=0 kbfgs-decay=0.9"},
                {"mfac", "lr=1e-3 weight-decay=0 momentum=0 damping=1e-5 mfac-gradients=1024"},
