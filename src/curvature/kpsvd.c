@@ -42,6 +42,14 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
+/* Both terms begin from E[qqᵀ]. After one round R is what that is mapped to, and nothing of it is left for the second. */
+static abar_status check(abar_context *ctx, const char *method, const void *config)
+{
+    const kpsvd_config *c = config;
+    if (c->terms == 1 || c->rounds > 1) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "--kpsvd-rounds 1: %s --kpsvd-terms 2 needs two rounds or more", method);
+}
+
 static abar_status check_maps(const abar__curvature *cv)
 {
     if (cv->examples > 0) return ABAR_OK;
@@ -77,6 +85,7 @@ const abar__curvature_ops abar__method_kpsvd = {
                .options = options,
                .config_size = sizeof(kpsvd_config)},
     .reads_output_grad = true,
+    .check = check,
     .check_maps = check_maps,
     .plan = plan,
 };

@@ -69,7 +69,11 @@ abar_status abar__mac_check_maps(const abar__curvature *cv)
     bool first = c->first_layer == FIRST_RUNNING; /* of layers with settings of their own, those say it */
     for (int i = 0; i < cv->n_maps; i++) {
         const abar__map *map = &cv->maps[i];
+        const abar__mac_config *own = map->config;
         first = first || map->first;
+        if (own->first_layer != FIRST_RUNNING && c->first_layer == FIRST_RUNNING && !map->first)
+            return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                              "--first-layer of %s: it does not read the network's input, leave it out", map->name);
         if (is_factored(map) && map->by_position.positions == 0)
             return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
                               "--value-stat factored: how many tokens %s has is not known, give the layer's input its shape",

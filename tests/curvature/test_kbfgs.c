@@ -136,6 +136,29 @@ static void kbfgs_inverse_maps_the_newest_difference_to_its_step(void **state)
     lab_close(&pairs);
 }
 
+/* The difference is small beside the gradients that it is taken from: as long as rounding of them may be. */
+static void kbfgs_learns_nothing_from_small_differences_of_large_gradients(void **state)
+{
+    for (int large = 0; large < 2; large++) {
+        lab l;
+        int64_t n;
+        start(&l, *state, "damping=0.2", 5);
+        lab_draw_batch(&l);
+        const abar_tensor *p = &l.layer[0].p;
+        for (int pass = 0; pass < 2; pass++) {
+            for (int64_t i = 0; i < abar_tensor_count(p); i++) lab_set(p, i, (large ? 1e7 : 2.0) - pass);
+            lab_observe(&l);
+            if (pass == 0) lab_step(&l, 0.1);
+        }
+        NEED(&l, abar_optim_end_pass(l.optim, true, 1.0, NULL));
+        double *h = read_state(&l, "curvature.fc.H_p", &n), away = 0.0;
+        for (int64_t i = 0; i < n; i++) away = fmax(away, fabs(h[i] - (i % 5 == 0 ? 1.0 : 0.0)));
+        assert_true(large ? away == 0.0 : away > 1e-3);
+        free(h);
+        lab_close(&l);
+    }
+}
+
 static void kbfgs_inverses_are_symmetric_and_positive(void **state)
 {
     static const char *const names[] = {"curvature.fc.H_p", "curvature.fc.H_a", "curvature.grouped#1.H_p",
@@ -559,6 +582,7 @@ int main(void)
         ON_BOTH(kbfgs_first_step_is_foof_with_the_root_of_the_damping),
         ON_BOTH(kbfgs_with_all_pairs_is_kbfgs),
         ON_BOTH(kbfgs_inverse_maps_the_newest_difference_to_its_step),
+        ON_BOTH(kbfgs_learns_nothing_from_small_differences_of_large_gradients),
         ON_BOTH(kbfgs_inverses_are_symmetric_and_positive),
         ON_BOTH(kbfgs_inverse_of_activations_is_a_fixed_point),
         ON_BOTH(kbfgs_step_whose_second_pass_fails_is_undone),

@@ -468,6 +468,20 @@ static void kpsvd_without_the_number_of_examples_is_refused(void **state)
     lab_close(&l);
 }
 
+/* After one round R is what the start is mapped to: the start has no part left for a second term, which would be rounding. */
+static void kpsvd_two_terms_of_one_round_are_refused(void **state)
+{
+    static const lab_shape shape = {.name = "map", .in = 9, .out = 7};
+    lab l;
+    lab_request request;
+    lab_open(&l, *state, NULL, &shape, 1, 4, 9);
+    lab_request_make(&l, "kpsvd", "kpsvd-rounds=1 kpsvd-terms=2", &request);
+    assert_int_equal(abar_optim_create(l.dev, &request.config, &l.optim), ABAR_E_ARGUMENT);
+    assert_non_null(strstr(abar_context_error(l.ctx), "--kpsvd-rounds 1"));
+    lab_request_drop(&request);
+    lab_close(&l);
+}
+
 static void rows_are_not_exchanged_between_ranks(void **state)
 {
     static const lab_shape shape = {.name = "map", .in = 9, .out = 7};
@@ -531,6 +545,7 @@ int main(void)
         ON_BOTH(kpsvd_start_that_knows_nothing_of_the_batch_is_replaced),
         ON_BOTH(more_examples_than_announced_are_refused),
         ON_BOTH(kpsvd_without_the_number_of_examples_is_refused),
+        ON_BOTH(kpsvd_two_terms_of_one_round_are_refused),
         ON_BOTH(rows_are_not_exchanged_between_ranks),
         ON_BOTH(device_without_the_stage_refuses_with_one_line),
     };

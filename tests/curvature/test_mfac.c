@@ -475,6 +475,32 @@ static void mfac_plan_of_a_huge_ring_takes_no_memory(void **state)
     lab_close(&l);
 }
 
+/* The ring is of gradients as they are scaled and clipped, whatever they are in memory. */
+static void mfac_is_of_the_scaled_and_clipped_gradients(void **state)
+{
+    static const char *const options[] = {"mfac-gradients=3 damping=0.1", "mfac-gradients=3 damping=0.1 mfac-scope=layer"};
+    for (int i = 0; i < 2; i++) {
+        lab l[2];
+        for (int k = 0; k < 2; k++) {
+            start(&l[k], *state, options[i], 6);
+            const abar_step_config step = {.size = sizeof step, .lr = 0.1, .clip = 0.5, .grad_scale = k == 0 ? 1.0 : 0.125};
+            for (int j = 0; j < 5; j++) {
+                lab_draw_batch(&l[k]);
+                for (int layer = 0; layer < LAYERS && k == 1; layer++) {
+                    const abar_tensor *both[] = {&l[k].layer[layer].gw, &l[k].layer[layer].gb};
+                    for (int t = 0; t < 2; t++)
+                        for (int64_t e = 0; both[t]->data && e < abar_tensor_count(both[t]); e++)
+                            lab_set(both[t], e, 8.0 * lab_get(both[t], e));
+                }
+                lab_load_gradients(&l[k]);
+                NEED(&l[k], abar_optim_step(l[k].optim, &step, NULL));
+            }
+        }
+        lab_check_same(&l[0], &l[1], options[i], 1e-12, 1e-5);
+        for (int k = 0; k < 2; k++) lab_close(&l[k]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -495,6 +521,7 @@ int main(void)
         ON_BOTH(mfac_observes_nothing_and_allocates_nothing),
         ON_BOTH(mfac_memory_is_as_planned),
         ON_BOTH(mfac_plan_of_a_huge_ring_takes_no_memory),
+        ON_BOTH(mfac_is_of_the_scaled_and_clipped_gradients),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -225,6 +225,37 @@ static void settings_that_exclude_each_other_are_refused(void **state)
     }
 }
 
+/* Of these every step uses its own batch, the first ones too. */
+static void offset_has_no_effect_on_methods_that_always_take_statistics(void **state)
+{
+    static const char *const cases[][2] = {
+        {"ngd", "damping=0.1"}, {"kbfgs", "momentum=0.9"}, {"mfac", "mfac-gradients=4 damping=0.1"}};
+    for (int i = 0; i < 3; i++) {
+        lab l[2];
+        lab_state end[2];
+        for (int k = 0; k < 2; k++) {
+            char all[256];
+            lab_open(&l[k], *state, NULL, &plain, 1, BATCH, 3);
+            lab_optimizer(&l[k], cases[i][0], lab_with(all, cases[i][1], k == 0 ? "toffset=0" : "toffset=2"));
+            for (int step = 0; step < 4; step++) {
+                lab_draw_batch(&l[k]);
+                lab_observe(&l[k]);
+                lab_step(&l[k], 0.01);
+                if (!abar_optim_wants_pass(l[k].optim)) continue;
+                lab_observe(&l[k]);
+                NEED(&l[k], abar_optim_end_pass(l[k].optim, true, 1.0, NULL));
+            }
+            lab_state_take(&l[k], &end[k]);
+        }
+        const char *changed = lab_state_changed(&end[0], &end[1]);
+        if (changed) fail_msg("%s: --toffset changes %s", cases[i][0], changed);
+        for (int k = 0; k < 2; k++) {
+            lab_state_drop(&end[k]);
+            lab_close(&l[k]);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +268,7 @@ int main(void)
         ON_BOTH(bias_passes_by_rows_that_do_not_end_in_1),
         ON_BOTH(restored_goes_on_bit_for_bit),
         ON_BOTH(settings_that_exclude_each_other_are_refused),
+        ON_BOTH(offset_has_no_effect_on_methods_that_always_take_statistics),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

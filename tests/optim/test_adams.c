@@ -118,6 +118,35 @@ static void sfadamw_tests_the_mean_of_z(void **state)
     }
 }
 
+/* z_t weighs t times the largest rate so far, squared: a rate that falls does not lower it. */
+static void sfadamw_weighs_z_by_the_largest_rate_so_far(void **state)
+{
+    (void)state;
+    static const double rates[] = {0.01, 0.05, 0.02, 0.0, 0.03, 0.06, 0.01};
+    static const shape one[] = {{1, {10}}};
+    enum { N = 10, STEPS = sizeof rates / sizeof *rates };
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        rig_open(&r, devices[d], one, 1);
+        assert_int_equal(rig_try_rule(&r, "sfadamw", SETTINGS("beta1=0.8", "sf-time-power=1")), ABAR_OK);
+        const abar_tensor *w = &r.f.params[0].value;
+        double sum[N] = {0.0}, weights = 0.0, largest = 0.0;
+        for (int k = 0; k < STEPS; k++) {
+            fixture_fill_grads(&r.f, 1.0);
+            fixture_step(r.optim, rates[k], 0.0, 0.0);
+            largest = fmax(largest, rates[k]);
+            const double weight = (k + 1) * largest * largest;
+            snapshot s = take(&r.f, r.optim);
+            for (int i = 0; i < N; i++) sum[i] += weight * (fixture_get(w, i) + fixture_get(&s.tensors[0], i));
+            weights += weight;
+            drop(&s);
+        }
+        assert_int_equal(abar_optim_average(r.optim), ABAR_OK);
+        for (int i = 0; i < N; i++) assert_true(fabs(fixture_get(w, i) - sum[i] / weights) <= tolerance_on(devices[d]));
+        rig_close(&r);
+    }
+}
+
 /* Before the first update, and for every other rule, the weights are what is tested. */
 static void average_of_other_rules_changes_nothing(void **state)
 {
@@ -163,6 +192,29 @@ static void cautious_decay_agrees_with_the_step(void **state)
         assert_int_equal(rig_try_rule(&r, "adamw", SETTINGS("cautious=true")), ABAR_OK);
         fixture_step(r.optim, 0.1, 0.0, 0.0);
         for (int i = 0; i < 4; i++) assert_true(fabs(fixture_get(&r.f.params[0].value, i) - end[i]) <= 1e-6);
+        rig_close(&r);
+    }
+}
+
+/* A step of zero agrees with every weight: without gradients all of the decay is there. */
+static void cautious_decay_acts_where_there_is_no_step(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {8, 6}}};
+    static const char *const rules[] = {"adamw", "muon", "soap"};
+    for (int i = 0; i < 6; i++) {
+        rig r;
+        rig_open(&r, devices[i % 2], one, 1);
+        rig_layer(&r, 0, -1);
+        r.f.params[0].weight_decay = 0.5;
+        assert_int_equal(rig_try_rule(&r, rules[i / 2], SETTINGS("cautious=true")), ABAR_OK);
+        fixture_fill_grads(&r.f, 0.0);
+        if (i / 2 == 2) fixture_step(r.optim, 0.1, 0.0, 0.0); /* its first makes none */
+        double before[48];
+        for (int k = 0; k < 48; k++) before[k] = fixture_get(&r.f.params[0].value, k);
+        fixture_step(r.optim, 0.1, 0.0, 0.0);
+        for (int k = 0; k < 48; k++)
+            assert_true(fabs(fixture_get(&r.f.params[0].value, k) - 0.95 * before[k]) <= 1e-7 * fabs(before[k]));
         rig_close(&r);
     }
 }
@@ -229,9 +281,11 @@ int main(void)
         cmocka_unit_test(adams_are_those_of_timm_and_the_authors),
         cmocka_unit_test(nadamw_with_beta1_0_is_adamw),
         cmocka_unit_test(sfadamw_tests_the_mean_of_z),
+        cmocka_unit_test(sfadamw_weighs_z_by_the_largest_rate_so_far),
         cmocka_unit_test(average_of_other_rules_changes_nothing),
         cmocka_unit_test(sfadamw_at_rate_0_stays),
         cmocka_unit_test(cautious_decay_agrees_with_the_step),
+        cmocka_unit_test(cautious_decay_acts_where_there_is_no_step),
         cmocka_unit_test(cautious_without_decay_is_adamw),
         cmocka_unit_test(sfadamw_averages_a_parameter_without_gradient),
         cmocka_unit_test(sfadamw_refuses_beta1_0),

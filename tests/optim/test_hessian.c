@@ -450,6 +450,30 @@ static void drawn_gradient_that_is_not_finite_is_dropped(void **state)
     }
 }
 
+/* The drawn gradient is clipped as it is scaled: of eight times thirty ones, times an eighth, the half remains. */
+static void drawn_gradient_is_scaled_and_clipped(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {6, 5}}};
+    for (int d = 0; d < 2; d++) {
+        lab l;
+        const abar_step_config step = {.size = sizeof step, .lr = 0.5, .clip = 0.5 * sqrt(30.0), .grad_scale = 0.125};
+        lab_open(&l, devices[d], one, 1, 1);
+        l.r.f.params[0].weight_decay = 0.0;
+        lab_rule(&l, "sophia", SETTINGS("beta1=0", "beta2=0", "hessian-every=1", "sophia-rho=1"));
+        const abar_tensor *w = &l.r.f.params[0].value, *g = &l.r.f.params[0].grad;
+        for (int k = 0; k < 2; k++) {
+            const double start = fixture_get(w, 1), moved = k == 0 ? 0.5 : 0.5 / (7.0 * 0.25);
+            for (int64_t j = 0; j < 30; j++) fixture_set(g, j, -1.0);
+            fixture_step(l.r.optim, 0.5, 0.0, 0.0);
+            assert_true(fabs(fixture_get(w, 1) - (start + moved)) <= 1e-5);
+            for (int64_t j = 0; j < 30; j++) fixture_set(&l.extra[0], j, 8.0);
+            assert_int_equal(abar_optim_take_sampled(l.r.optim, &step), ABAR_OK);
+        }
+        lab_close(&l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -465,6 +489,7 @@ int main(void)
         cmocka_unit_test(step_without_its_passes_is_refused),
         cmocka_unit_test(difference_that_is_not_finite_keeps_the_last),
         cmocka_unit_test(drawn_gradient_that_is_not_finite_is_dropped),
+        cmocka_unit_test(drawn_gradient_is_scaled_and_clipped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

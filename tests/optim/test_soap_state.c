@@ -94,6 +94,81 @@ static void soap_takes_new_settings(void **state)
     rig_close(&r);
 }
 
+/* Other parts of a fused projection are other blocks, with other factors. */
+static void rules_with_blocks_refuse_other_parts(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {12, 4}}};
+    static const char *const rules[] = {"soap", "shampoo", "muon"};
+    for (int i = 0; i < 3; i++) {
+        rig r;
+        rig_open(&r, "ref", one, 1);
+        rig_layer(&r, 0, -1)->attention = (abar_attention){.heads = 2, .value_row = 8, .value_rows = 4};
+        assert_int_equal(rig_try_rule(&r, rules[i], NULL), ABAR_OK);
+        void *config = fixture_config(&r.f, rules[i], SETTINGS("split=none"));
+        assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_E_ARGUMENT);
+        free(config);
+        fixture_step(r.optim, 0.02, 0.0, 0.0);
+        rig_close(&r);
+    }
+}
+
+/* KL-SOAP's scales grow where gradients vanish, from 0.1^-1/2 to 4000 at most. */
+static void kl_scales_are_bounded(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {6, 6}}};
+    for (int d = first_device(); d < 2; d++) {
+        rig r;
+        rig_open(&r, devices[d], one, 1);
+        assert_int_equal(rig_try_rule(&r, "soap", SETTINGS("soap-factors=kl", "shampoo-beta=0.1")), ABAR_OK);
+        for (int k = 0; k < 12; k++) {
+            fixture_fill_grads(&r.f, k == 0 ? 1.0 : 0.0);
+            fixture_step(r.optim, 0.0, 0.0, 0.0);
+        }
+        snapshot s = take(&r.f, r.optim);
+        int found = 0;
+        for (int i = 0; i < s.n; i++)
+            for (int64_t k = 0; strcmp(s.names[i], "scales.p0") == 0 && k < 12; k++, found++)
+                assert_true(fixture_get(&s.tensors[i], k) == 4000.0);
+        assert_int_equal(found, 12);
+        drop(&s);
+        rig_close(&r);
+    }
+}
+
+/* In double precision squares of 1e160 are no numbers. A parameter that learns later begins with the first scales. */
+static void kl_scales_survive_overflows_and_late_gradients(void **state)
+{
+    (void)state;
+    static const shape two[] = {{2, {6, 6}}, {2, {4, 4}}};
+    rig r;
+    rig_open(&r, "ref", two, 2);
+    assert_int_equal(rig_try_rule(&r, "soap", SETTINGS("soap-factors=kl", "soap-freq=1")), ABAR_OK);
+    const abar_optim_param *late = &r.f.params[1];
+    assert_int_equal(abar_optim_set_param(r.optim, 1, late->value.data, NULL, 1.0, 0.1), ABAR_OK);
+    for (int k = 0; k < 6; k++) {
+        snapshot before = take(&r.f, r.optim), after;
+        fixture_fill_grads(&r.f, 1.0);
+        if (k == 3) fixture_fill(&r.f, &r.f.params[0].grad, 1e160);
+        if (k == 2) assert_int_equal(abar_optim_set_param(r.optim, 1, late->value.data, late->grad.data, 1.0, 0.1), ABAR_OK);
+        assert_false(fixture_step(r.optim, 0.01, 0.0, 0.0).skipped);
+        after = take(&r.f, r.optim);
+        for (int i = 0; i < after.n; i++) {
+            const bool first = strcmp(after.names[i], "scales.p0") == 0, second = strcmp(after.names[i], "scales.p1") == 0;
+            if (first) assert_true(fixture_same_bits(&before.tensors[i], &after.tensors[i]) == (k == 3));
+            for (int64_t e = 0; (first || (second && k >= 2)) && e < 8; e++) {
+                const double scale = fixture_get(&after.tensors[i], e);
+                if (!(scale > 0.0 && scale <= 4000.0)) fail_msg("step %d, %s: %g", k, after.names[i], scale);
+            }
+        }
+        drop(&before);
+        drop(&after);
+    }
+    assert_true(abar_optim_blocks(r.optim)->kept > 0);
+    rig_close(&r);
+}
+
 static void soap_refuses_impossible_settings(void **state)
 {
     (void)state;
@@ -224,6 +299,9 @@ int main(void)
         cmocka_unit_test(soap_names_its_state),
         cmocka_unit_test(soap_plans_its_bytes),
         cmocka_unit_test(soap_takes_new_settings),
+        cmocka_unit_test(rules_with_blocks_refuse_other_parts),
+        cmocka_unit_test(kl_scales_are_bounded),
+        cmocka_unit_test(kl_scales_survive_overflows_and_late_gradients),
         cmocka_unit_test(soap_refuses_impossible_settings),
         cmocka_unit_test(soap_keeps_its_state_when_products_overflow),
         cmocka_unit_test(soap_of_zero_gradients_has_the_identity_as_basis),

@@ -28,6 +28,7 @@ class AdaHessian(CurvatureOptimizer):
     W ← W − η( m/(1−β₁ᵗ) / ((√v/√(1−β₂ᵗ))^κ + ε) + λW ).
 
     Cost: a second backward pass on every hessian_every-th step, and the graph that it needs; four copies of the parameters.
+    Let the rate rise over the first few dozen steps: single estimates of D are near zero in places.
 
     ``step(closure)``: the closure zeroes the gradients, computes the loss, calls ``loss.backward(create_graph=True)`` and
     returns the loss.

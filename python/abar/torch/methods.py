@@ -227,7 +227,7 @@ class KPSVD(CurvatureOptimizer):
         batch: examples of a step at most, all micro-batches together.
         damping: rho (0.03).
         kl_clip: bound on the step's length in the metric (0.001); 0: off.
-        rounds: of the power iteration (3).
+        rounds: of the power iteration (3); at least 2 with two terms.
         terms: 1, or 2: the sum of two products.
         settings: those of :class:`CurvatureOptimizer`. pgrad has no effect.
     """

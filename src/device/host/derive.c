@@ -112,28 +112,43 @@ static char *row_at(const abar_device *dev, const void *matrix, int64_t n, int64
     return (char *)matrix + (size_t)(row * n + column) * element(dev);
 }
 
-/* Every diagonal block by itself, by its own ladder; zeros elsewhere. The condition told is that of all together. */
+/* Rows of matrix (n, n) from its first-th diagonal element on, to block (w, w), or back. */
+static void copy_block(abar_device *dev, int64_t n, int64_t first, int64_t w, void *matrix, void *block, bool back)
+{
+    for (int64_t i = 0; i < w; i++) {
+        char *whole = row_at(dev, matrix, n, first + i, first), *part = row_at(dev, block, w, i, 0);
+        dev->ops->stats->affine(dev, w, back ? part : whole, 1.0, 0.0, back ? whole : part);
+    }
+}
+
+/* Every diagonal block by itself, by its own ladder; zeros elsewhere. All are renewed, or none. The condition told is that of
+ * all together. */
 static bool invert_blocks(abar_device *dev, const abar__derived_tensor *d, const abar__running_average *a,
                           abar__map_state *state, double unbias, double shift, double gamma, void *out, char *scratch)
 {
     const abar__stats_ops *stats = dev->ops->stats;
     const int64_t n = a->n, most = d->width < n ? d->width : n;
-    char *own = scratch, *inverse = own + vector_bytes(dev, most * most), *work = inverse + vector_bytes(dev, most * most);
+    const size_t each = vector_bytes(dev, most * most);
+    const double before = state->real[ABAR_REAL_CONDITION];
+    char *own = scratch, *inverses = own + each, *work = inverses + (size_t)((n + most - 1) / most) * each;
     double largest = 0.0, squares = 0.0;
-    stats->clear(dev, n * n, false, out);
     for (int64_t first = 0; first < n; first += most) {
         const int64_t w = n - first < most ? n - first : most;
         const abar__running_average block = {.n = w, .row = w, .square = true, .average = own};
-        for (int64_t i = 0; i < w; i++)
-            stats->affine(dev, w, row_at(dev, a->average, n, first + i, first), 1.0, 0.0, row_at(dev, own, w, i, 0));
+        char *inverse = inverses + (size_t)(first / most) * each;
+        copy_block(dev, n, first, w, a->average, own, false);
         const double mean = unbias * stats->trace(dev, w, own) / (double)w;
-        if (!invert(dev, &block, state, unbias, shift + gamma * mean, inverse, NULL, work)) return false;
-        for (int64_t i = 0; i < w; i++)
-            stats->affine(dev, w, row_at(dev, inverse, w, i, 0), 1.0, 0.0, row_at(dev, out, n, first + i, first));
+        if (!invert(dev, &block, state, unbias, shift + gamma * mean, inverse, NULL, work)) {
+            state->real[ABAR_REAL_CONDITION] = before;
+            return false;
+        }
         const double square = stats->dot(dev, w * w, inverse, inverse);
         largest += state->real[ABAR_REAL_CONDITION] / sqrt(square);
         squares += square;
     }
+    stats->clear(dev, n * n, false, out);
+    for (int64_t first = 0; first < n; first += most)
+        copy_block(dev, n, first, n - first < most ? n - first : most, out, inverses + (size_t)(first / most) * each, true);
     state->real[ABAR_REAL_CONDITION] = largest * sqrt(squares);
     return true;
 }
@@ -170,7 +185,7 @@ static size_t parts_scratch(abar_device *dev, const abar__derived_tensor *d, int
 {
     const int64_t w = d->width < n ? d->width : n;
     if (d->rank > 0) return 2 * vector_bytes(dev, n * n) + vector_bytes(dev, n) + dev->ops->stats->eigen_scratch(dev, n);
-    return 2 * vector_bytes(dev, w * w) + dev->ops->stats->invert_scratch(dev, w);
+    return (size_t)(1 + (n + w - 1) / w) * vector_bytes(dev, w * w) + dev->ops->stats->invert_scratch(dev, w);
 }
 
 /* ---- matrices ----------------------------------------------------------------------------------------------------- */
