@@ -216,7 +216,8 @@ class Engine:
 
     def _dense(self, index: int, p: Tensor) -> Tensor:
         """The parameter itself, or a row-major copy that stands for it until the step is done."""
-        p = self._oriented(index, p.detach())
+        if index in self._turned or not p.is_contiguous():
+            p = self._oriented(index, p.detach())
         if p.is_contiguous():
             self._shadows.pop(index, None)
             return p
@@ -308,12 +309,15 @@ class Engine:
 
     def place(self, index: int, p: Tensor, lr: float, weight_decay: float) -> None:
         """Tells the library where parameter and gradient are now, if anything has changed."""
-        grad = p.grad
+        grad, before = p.grad, self.places[index]
+        if before is not None and self._reads(index, p, grad):  # the usual case, at every step for every parameter
+            at = None if grad is None else grad.data_ptr()
+            if before == (p.data_ptr(), at, lr, weight_decay):
+                return
         if grad is not None:
             grad = self._dense_grad(self._oriented(index, grad), p)
         value = self._dense(index, p).data_ptr()
         now = Place(value, None if grad is None else grad.data_ptr(), lr, weight_decay)
-        before = self.places[index]
         if now == before:
             return
         if before is None or before.value != now.value:
@@ -321,6 +325,12 @@ class Engine:
         status = self.library.abar_optim_set_param(self.optim, index, now.value, now.grad, lr, weight_decay)
         self.context.check(status)
         self.places[index] = now
+
+    def _reads(self, index: int, p: Tensor, grad: Tensor | None) -> bool:
+        """Whether the library can read both where they are."""
+        if index in self._turned or index in self._shadows or not p.is_contiguous():
+            return False
+        return grad is None or (grad.layout is torch.strided and grad.dtype is p.dtype and grad.is_contiguous())
 
     def set_rule(self, options: _library.Options) -> None:
         self.context.check(self.library.abar_optim_set_rule(self.optim, options.pointer))

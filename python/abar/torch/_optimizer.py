@@ -353,11 +353,12 @@ class CurvatureOptimizer(Citizen):
         self._engine.params[:] = self._stands.tensors
         index = 0
         rate = self._engine.set_rates([float(group["lr"]) for group in self.param_groups])
-        for group in self.param_groups:
-            lr, weight_decay = float(group["lr"]) / rate, float(group["weight_decay"])
-            for _ in group["params"]:
-                self._engine.place(index, self._stands.tensors[index], lr, weight_decay)
-                index += 1
+        with torch._C.DisableTorchFunction():  # nothing here concerns the mode that looks for uses
+            for group in self.param_groups:
+                lr, weight_decay = float(group["lr"]) / rate, float(group["weight_decay"])
+                for _ in group["params"]:
+                    self._engine.place(index, self._stands.tensors[index], lr, weight_decay)
+                    index += 1
 
     def _follow_rule(self) -> None:
         """Schedulers change momentum and betas in the groups; they hold for all parameters."""
