@@ -160,6 +160,37 @@ class Groups(Case):
                         optimizer.step()
                 self.assert_same(weights_of(one), weights_of(other), method)
 
+    def test_maximize_reaches_weights_that_the_library_reads_in_copies(self):
+        """Of channels_last convolutions, and of HF's Conv1D, whose weight is the transpose."""
+
+        class Conv1D(nn.Module):
+            def __init__(self, nf, nx):
+                super().__init__()
+                self.nf = nf
+                self.weight = nn.Parameter(torch.randn(nx, nf) / nx**0.5)
+                self.bias = nn.Parameter(torch.zeros(nf))
+
+            def forward(self, x):
+                return torch.addmm(self.bias, x, self.weight)
+
+        def make_model():
+            torch.manual_seed(3)
+            return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), Conv1D(4, 144)).to(memory_format=torch.channels_last)
+
+        for method in CLASSES:
+            with self.subTest(method):
+                models = [make_model() for _ in range(2)]
+                for model, maximize in zip(models, (True, False)):
+                    optimizer = make(method, model, maximize=maximize)
+                    for k in range(3):
+                        optimizer.zero_grad()
+                        (loss_of(model, batch(k)) * (1 if maximize else -1)).backward()
+                        given = {name: p.grad.clone() for name, p in model.named_parameters()}
+                        optimizer.step()
+                        if method == "mac":  # which leaves gradients as they are
+                            self.assert_same({name: p.grad for name, p in model.named_parameters()}, given, "gradients")
+                self.assert_same(weights_of(models[0]), weights_of(models[1]), method)
+
     def test_maximize_differs_by_group_is_refused(self):
         model = make_net()
         groups = [{"params": [model.gain], "maximize": True}, {"params": list(model.head.parameters())}]

@@ -42,6 +42,27 @@ class AdaHessian(Case):
                         self.assert_close(p, expected, 1e-9, f"step {t}")
                         self.assertIsNone(p.grad.grad_fn)
 
+    def test_channels_last_weights_take_the_same_steps(self):
+        """They are copied back and forth while the graph of the first pass still needs them."""
+        ends = []
+        for form in (torch.contiguous_format, torch.channels_last):
+            torch.manual_seed(2)
+            model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(32, 4)).double()
+            model = model.to(memory_format=form)
+            optimizer = abar.torch.AdaHessian(model, 0.02)
+            for k in range(3):
+
+                def closure():
+                    optimizer.zero_grad()
+                    loss = loss_of(model, batch(k))
+                    loss.backward(create_graph=True)
+                    return loss
+
+                optimizer.step(closure)
+            ends.append(weights_of(model))
+        for name in ends[0]:
+            self.assert_close(ends[0][name], ends[1][name], 1e-9, name)
+
     def test_takes_products_with_signs(self):
         """The first D of a net with a full Hessian is |Hz| for one of all vectors of signs."""
         torch.manual_seed(1)

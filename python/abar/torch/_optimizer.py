@@ -286,8 +286,10 @@ class CurvatureOptimizer(Citizen):
         return self._ranks.world()
 
     def _observe(self, layer: Layer, rows: Rows) -> None:
-        """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
-        self._engine.observe(layer, *rows[:3], rows.scale / self._world())
+        """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean. What is minimized
+        is the negative of what is to be maximized, output gradients included."""
+        sign = -1.0 if self.param_groups[0].get("maximize", False) else 1.0  # they agree, or step() refuses them
+        self._engine.observe(layer, *rows[:3], sign * rows.scale / self._world())
 
     def _forget(self, layer: Layer) -> None:
         self._engine.forget_layer(layer)
@@ -429,9 +431,6 @@ class CurvatureOptimizer(Citizen):
     def _store(self) -> None:
         self._stands.store()
 
-    def _flip(self) -> None:
-        torch._foreach_neg_([p.grad for p in self._stands.tensors if p.grad is not None])
-
     def _update(self, scaling: Scaling) -> None:
         self._follow_params()
         self._follow_options()
@@ -440,11 +439,12 @@ class CurvatureOptimizer(Citizen):
         observed_scale = self._observed_scale(scaling)
         self._check_seen()
         self._join_ranks()
-        if self._maximizes():
-            self._flip()
+        flipped = self._engine.placed_grads() if self._maximizes() else []
+        if flipped:
+            torch._foreach_neg_(flipped)
         self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale)
-        if self._maximizes():
-            self._flip()
+        if flipped:
+            torch._foreach_neg_(flipped)
         self._store()
 
     @torch.no_grad()
