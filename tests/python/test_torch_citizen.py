@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import warnings
 
 import support
 from support import CLASSES, OFTEN, Case, F, abar, batch, loss_of, make, make_net, torch, train, weights_of
@@ -147,6 +148,28 @@ class Groups(Case):
         model = make_net()
         with self.assertRaisesRegex(ValueError, "tinv is one for all parameters"):
             make("mac", model, params=[{"params": model.parameters(), "tinv": 3}])
+
+    def test_rates_that_are_no_rates_are_refused_in_words_of_the_caller(self):
+        model = make_net()
+        for wrong in (float("nan"), float("inf"), -1.0):
+            with self.assertRaisesRegex(ValueError, "lr .* must be finite and not negative"):
+                make("mac", model, wrong)
+            optimizer = make("mac", model)
+            loss_of(model, batch(0)).backward()
+            optimizer.param_groups[0]["lr"] = wrong
+            with self.assertRaisesRegex(ValueError, "abar: lr .* of a group must be finite and not negative"):
+                optimizer.step()
+            optimizer.close()
+        with self.assertRaisesRegex(TypeError, "no option 'betas'"):
+            make("mac", model, betas=(0.9, 0.99))
+
+    def test_a_misspelt_setting_of_a_group_warns(self):
+        model = make_net()
+        with self.assertWarnsRegex(UserWarning, "'dampng', which nothing here reads; did you mean damping"):
+            make("mac", model, params=[{"params": model.parameters(), "dampng": 2.0}])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            make("mac", model, params=[{"params": model.parameters(), "name": "all", "lr_scale": 1.0, "initial_lr": 0.1}])
 
     def test_maximize_is_minimizing_the_negative(self):
         for method in CLASSES:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import numpy as np
 
@@ -226,6 +227,30 @@ class InFront(Case):
         train(model, optimizer, 4, first=5)
         train(other, second, 4, first=5)
         self.assert_same(weights_of(other), weights_of(model))
+
+    def test_copies_and_pickles_go_on_the_same(self):
+        for copied in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
+            model = make_net()
+            optimizer = abar.torch.precondition(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model, **OFTEN)
+            train(model, optimizer, 3)
+            other, theirs = copied((model, optimizer))
+            train(model, optimizer, 3, first=3)
+            train(other, theirs, 3, first=3)
+            self.assert_same(weights_of(model), weights_of(other))
+
+    def test_follows_settings_that_a_group_gets_later(self):
+        ends = []
+        for chosen in ({}, {"damping": 50.0}):
+            model, other = make_net(), make_net()
+            optimizer = abar.torch.precondition(torch.optim.SGD(model.parameters(), 0.1), model, **OFTEN)
+            direct = abar.torch.MAC(other, 0.1, momentum=0.0, **OFTEN)
+            for one in (optimizer, direct):
+                one.param_groups[0].update(chosen)
+            train(model, optimizer, 3)
+            train(other, direct, 3)
+            self.assert_all_close(weights_of(model), weights_of(other), 1e-6)
+            ends.append(weights_of(model))
+        self.assert_differ(*ends, 1e-4)
 
     def test_a_gradient_that_is_not_finite_skips_the_step(self):
         model = make_net()

@@ -16,7 +16,7 @@ from .. import _library
 from ._citizen import Citizen
 from ._engine import Closed, Engine, Settings, make_settings
 from ._attention import Attention, find_values, mark_windows
-from ._groups import check_change, check_group, chosen_options, options_of_layers, rule_settings, set_rule_settings
+from ._groups import check_change, check_group, chosen_options, options_of_layers, rates_of, rule_settings, set_rule_settings
 from ._hooks import Observer, Rows
 from ._layers import Layer, check_model, find_layers, mark_ends
 from ._ranks import CHECK_EVERY, Ranks
@@ -92,8 +92,8 @@ class CurvatureOptimizer(Citizen):
         if type(self) is CurvatureOptimizer:
             raise TypeError("abar: CurvatureOptimizer is a base; use one of its subclasses, such as MAC, FOOF, KFAC or Muon")
         self._ready = False
-        if not (float(lr) >= 0.0 and float(weight_decay) >= 0.0 and float(clip) >= 0.0):
-            raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must not be negative")
+        if not all(0.0 <= float(x) < math.inf for x in (lr, weight_decay, clip)):
+            raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must be finite and not negative")
         self._model, group = check_model(model)
         check_shards(self._model)
         self._ranks, self._joined = Ranks(process_group, group), 0
@@ -158,6 +158,7 @@ class CurvatureOptimizer(Citizen):
             table = next((t for t in settings.tables() if name in t), None)
             if table is None:
                 known = [keyword for t in settings.tables() for keyword in t.keywords()]
+                name = {"beta1": "betas", "aux_beta1": "betas", "aux_eps": "eps"}.get(name, name)
                 raise TypeError(
                     f"{type(self).__name__}() with rule {rule!r} has no option {name!r}{_library.nearest(name, known)}"
                 )
@@ -354,12 +355,12 @@ class CurvatureOptimizer(Citizen):
         self._stands.load()
         self._engine.params[:] = self._stands.tensors
         index = 0
-        rate = self._engine.set_rates([float(group["lr"]) for group in self.param_groups])
+        rates = [rates_of(group) for group in self.param_groups]
+        rate = self._engine.set_rates([lr for lr, _ in rates])
         with torch._C.DisableTorchFunction():  # nothing here concerns the mode that looks for uses
-            for group in self.param_groups:
-                lr, weight_decay = float(group["lr"]) / rate, float(group["weight_decay"])
+            for group, (lr, weight_decay) in zip(self.param_groups, rates):
                 for _ in group["params"]:
-                    self._engine.place(index, self._stands.tensors[index], lr, weight_decay)
+                    self._engine.place(index, self._stands.tensors[index], lr / rate, weight_decay)
                     index += 1
 
     def _follow_rule(self) -> None:
