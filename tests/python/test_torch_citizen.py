@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import warnings
 
 import support
 from support import CLASSES, OFTEN, Case, F, abar, batch, loss_of, make, make_net, torch, train, weights_of
@@ -148,6 +149,28 @@ class Groups(Case):
         with self.assertRaisesRegex(ValueError, "tinv is one for all parameters"):
             make("mac", model, params=[{"params": model.parameters(), "tinv": 3}])
 
+    def test_rates_that_are_no_rates_are_refused_in_words_of_the_caller(self):
+        model = make_net()
+        for wrong in (float("nan"), float("inf"), -1.0):
+            with self.assertRaisesRegex(ValueError, "lr .* must be finite and not negative"):
+                make("mac", model, wrong)
+            optimizer = make("mac", model)
+            loss_of(model, batch(0)).backward()
+            optimizer.param_groups[0]["lr"] = wrong
+            with self.assertRaisesRegex(ValueError, "abar: lr .* of a group must be finite and not negative"):
+                optimizer.step()
+            optimizer.close()
+        with self.assertRaisesRegex(TypeError, "no option 'betas'"):
+            make("mac", model, betas=(0.9, 0.99))
+
+    def test_a_misspelt_setting_of_a_group_warns(self):
+        model = make_net()
+        with self.assertWarnsRegex(UserWarning, "'dampng', which nothing here reads; did you mean damping"):
+            make("mac", model, params=[{"params": model.parameters(), "dampng": 2.0}])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            make("mac", model, params=[{"params": model.parameters(), "name": "all", "lr_scale": 1.0, "initial_lr": 0.1}])
+
     def test_maximize_is_minimizing_the_negative(self):
         for method in CLASSES:
             with self.subTest(method):
@@ -159,6 +182,37 @@ class Groups(Case):
                         (sign * loss_of(model, batch(k))).backward()
                         optimizer.step()
                 self.assert_same(weights_of(one), weights_of(other), method)
+
+    def test_maximize_reaches_weights_that_the_library_reads_in_copies(self):
+        """Of channels_last convolutions, and of HF's Conv1D, whose weight is the transpose."""
+
+        class Conv1D(nn.Module):
+            def __init__(self, nf, nx):
+                super().__init__()
+                self.nf = nf
+                self.weight = nn.Parameter(torch.randn(nx, nf) / nx**0.5)
+                self.bias = nn.Parameter(torch.zeros(nf))
+
+            def forward(self, x):
+                return torch.addmm(self.bias, x, self.weight)
+
+        def make_model():
+            torch.manual_seed(3)
+            return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), Conv1D(4, 144)).to(memory_format=torch.channels_last)
+
+        for method in CLASSES:
+            with self.subTest(method):
+                models = [make_model() for _ in range(2)]
+                for model, maximize in zip(models, (True, False)):
+                    optimizer = make(method, model, maximize=maximize)
+                    for k in range(3):
+                        optimizer.zero_grad()
+                        (loss_of(model, batch(k)) * (1 if maximize else -1)).backward()
+                        given = {name: p.grad.clone() for name, p in model.named_parameters()}
+                        optimizer.step()
+                        if method == "mac":  # which leaves gradients as they are
+                            self.assert_same({name: p.grad for name, p in model.named_parameters()}, given, "gradients")
+                self.assert_same(weights_of(models[0]), weights_of(models[1]), method)
 
     def test_maximize_differs_by_group_is_refused(self):
         model = make_net()

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import numpy as np
 
@@ -41,6 +42,27 @@ class AdaHessian(Case):
                     for p, expected in zip(params, w):
                         self.assert_close(p, expected, 1e-9, f"step {t}")
                         self.assertIsNone(p.grad.grad_fn)
+
+    def test_channels_last_weights_take_the_same_steps(self):
+        """They are copied back and forth while the graph of the first pass still needs them."""
+        ends = []
+        for form in (torch.contiguous_format, torch.channels_last):
+            torch.manual_seed(2)
+            model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(32, 4)).double()
+            model = model.to(memory_format=form)
+            optimizer = abar.torch.AdaHessian(model, 0.02)
+            for k in range(3):
+
+                def closure():
+                    optimizer.zero_grad()
+                    loss = loss_of(model, batch(k))
+                    loss.backward(create_graph=True)
+                    return loss
+
+                optimizer.step(closure)
+            ends.append(weights_of(model))
+        for name in ends[0]:
+            self.assert_close(ends[0][name], ends[1][name], 1e-9, name)
 
     def test_takes_products_with_signs(self):
         """The first D of a net with a full Hessian is |Hz| for one of all vectors of signs."""
@@ -205,6 +227,30 @@ class InFront(Case):
         train(model, optimizer, 4, first=5)
         train(other, second, 4, first=5)
         self.assert_same(weights_of(other), weights_of(model))
+
+    def test_copies_and_pickles_go_on_the_same(self):
+        for copied in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
+            model = make_net()
+            optimizer = abar.torch.precondition(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model, **OFTEN)
+            train(model, optimizer, 3)
+            other, theirs = copied((model, optimizer))
+            train(model, optimizer, 3, first=3)
+            train(other, theirs, 3, first=3)
+            self.assert_same(weights_of(model), weights_of(other))
+
+    def test_follows_settings_that_a_group_gets_later(self):
+        ends = []
+        for chosen in ({}, {"damping": 50.0}):
+            model, other = make_net(), make_net()
+            optimizer = abar.torch.precondition(torch.optim.SGD(model.parameters(), 0.1), model, **OFTEN)
+            direct = abar.torch.MAC(other, 0.1, momentum=0.0, **OFTEN)
+            for one in (optimizer, direct):
+                one.param_groups[0].update(chosen)
+            train(model, optimizer, 3)
+            train(other, direct, 3)
+            self.assert_all_close(weights_of(model), weights_of(other), 1e-6)
+            ends.append(weights_of(model))
+        self.assert_differ(*ends, 1e-4)
 
     def test_a_gradient_that_is_not_finite_skips_the_step(self):
         model = make_net()

@@ -37,6 +37,21 @@ class TestSteps(Case):
                     away = float((p.detach().double() - wanted[name]).norm() / wanted[name].norm())
                     self.assertLess(away, bound, f"{case}, {dtype}, {name}")
 
+    def test_maximize_is_minimizing_the_negative(self):
+        """The step is made of the rows of single examples, which are gradients of the loss that backward saw."""
+        x, labels = ngd.data()
+        ends = []
+        for sign in (1, -1):
+            net = ngd.start(False, torch.float64)
+            optimizer = abar.torch.NGD(net, lr=0.02, batch=ngd.BATCH, damping=0.1, maximize=sign == 1)
+            for step in range(3):
+                optimizer.zero_grad()
+                (sign * F.cross_entropy(net(x[step % ngd.BATCHES].double()), labels[step % ngd.BATCHES])).backward()
+                optimizer.step()
+            ends.append([p.detach() for p in net.parameters()])
+        for a, b in zip(*ends):
+            self.assertTrue(torch.equal(a, b))
+
     def test_a_saved_state_goes_on_as_if_nothing_had_happened(self):
         x, labels = ngd.data()
         nets = [ngd.start(False, torch.float32) for _ in range(2)]

@@ -133,7 +133,7 @@ class Engine:
         self.extra_grads: list[Tensor] = []  # of rules that need further ones
         turned = {id(layer.weight) for layer in self.layers if layer.transposed}
         self._turned = {i for i, p in enumerate(self.params) if id(p) in turned}  # (in, out): their transpose is given
-        self._kept: list[Tensor] = []  # gradients made row-major for this step
+        self._kept: dict[int, Tensor] = {}  # gradients made row-major for this step
         self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
         self.steps_before = 0  # of a rule alone: those of the optimizer whose state was loaded
         self.optim = self._create(factors, settings, own)
@@ -216,7 +216,8 @@ class Engine:
 
     def _dense(self, index: int, p: Tensor) -> Tensor:
         """The parameter itself, or a row-major copy that stands for it until the step is done."""
-        p = self._oriented(index, p.detach())
+        if index in self._turned or not p.is_contiguous():
+            p = self._oriented(index, p.detach())
         if p.is_contiguous():
             self._shadows.pop(index, None)
             return p
@@ -290,13 +291,13 @@ class Engine:
                 f"make a new optimizer after moving the model"
             )
 
-    def _dense_grad(self, g: Tensor, p: Tensor) -> Tensor:
+    def _dense_grad(self, index: int, g: Tensor, p: Tensor) -> Tensor:
         if g.layout != torch.strided:
             raise RuntimeError("abar: sparse gradients are not supported, use sparse=False in the embedding")
         if g.dtype == p.dtype and g.device == p.device and g.is_contiguous():
             return g
-        self._kept.append(g.to(p).contiguous())
-        return self._kept[-1]
+        self._kept[index] = g.to(p).contiguous()
+        return self._kept[index]
 
     def set_rates(self, rates: Sequence[float]) -> float:
         """The rate of the next step; returns what the parameters' own are relative to. A rule that averages looks at the
@@ -308,12 +309,15 @@ class Engine:
 
     def place(self, index: int, p: Tensor, lr: float, weight_decay: float) -> None:
         """Tells the library where parameter and gradient are now, if anything has changed."""
-        grad = p.grad
+        grad, before = p.grad, self.places[index]
+        if before is not None and self._reads(index, p, grad):  # the usual case, at every step for every parameter
+            at = None if grad is None else grad.data_ptr()
+            if before == (p.data_ptr(), at, lr, weight_decay):
+                return
         if grad is not None:
-            grad = self._dense_grad(self._oriented(index, grad), p)
+            grad = self._dense_grad(index, self._oriented(index, grad), p)
         value = self._dense(index, p).data_ptr()
         now = Place(value, None if grad is None else grad.data_ptr(), lr, weight_decay)
-        before = self.places[index]
         if now == before:
             return
         if before is None or before.value != now.value:
@@ -321,6 +325,16 @@ class Engine:
         status = self.library.abar_optim_set_param(self.optim, index, now.value, now.grad, lr, weight_decay)
         self.context.check(status)
         self.places[index] = now
+
+    def placed_grads(self) -> list[Tensor]:
+        """The gradients of the next step, where the library reads them."""
+        return [self._kept.get(i, p.grad) for i, p in enumerate(self.params) if p.grad is not None]
+
+    def _reads(self, index: int, p: Tensor, grad: Tensor | None) -> bool:
+        """Whether the library can read both where they are."""
+        if index in self._turned or index in self._shadows or not p.is_contiguous():
+            return False
+        return grad is None or (grad.layout is torch.strided and grad.dtype is p.dtype and grad.is_contiguous())
 
     def set_rule(self, options: _library.Options) -> None:
         self.context.check(self.library.abar_optim_set_rule(self.optim, options.pointer))
@@ -354,8 +368,8 @@ class Engine:
         """Moves all parameters that have a gradient to W + hz, W - hz, or (0) back to W."""
         self._follow_stream()
         self.context.check(self.library.abar_optim_perturb(self.optim, sign))
-        for index, shadow in self._shadows.items():
-            self.params[index].detach().copy_(self._oriented(index, shadow))
+        for index, shadow in self._shadows.items():  # .data: a graph that has kept W may go on, W will be back
+            self.params[index].data.copy_(self._oriented(index, shadow))
 
     def set_extra(self, index: int, grad: Tensor | None) -> None:
         """The further gradient of a parameter; None: zero."""

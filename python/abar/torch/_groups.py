@@ -3,6 +3,9 @@ method, such as damping, that hold for the layers whose weights the group has.""
 
 from __future__ import annotations
 
+import difflib
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +29,10 @@ def check_group(settings: Settings, group: Mapping[str, Any], known: Mapping[str
     for key in group.keys() - known.keys():
         if f"{settings.method}_{key}" in mine:
             raise ValueError(f"abar: in a group {key} is called {settings.method}_{key}")
+    for key in group.keys() - known.keys() - mine - {"params"}:
+        close = difflib.get_close_matches(key, [*known, *mine], n=1, cutoff=0.8)
+        if close:
+            warnings.warn(f"abar: a group has {key!r}, which nothing here reads; did you mean {close[0]}?", stacklevel=4)
     for key in sorted((set(curvature.keywords()) | (mine & SHARED)) & group.keys()):
         own = ", ".join(["lr", "weight_decay", *sorted(mine - SHARED)])
         raise ValueError(f"abar: {key} is one for all parameters; a group may have its own {own}")
@@ -64,6 +71,14 @@ def check_change(method: str, before: Engine, after: Engine, observed: bool) -> 
         raise ValueError(f"abar: settings of a group cannot change on a step on which {method} takes statistics")
     if [t.shape for t in before.state_tensors] != [t.shape for t in after.state_tensors]:
         raise ValueError("abar: the new settings of a group keep other statistics than there are; make a new optimizer")
+
+
+def rates_of(group: Mapping[str, Any]) -> tuple[float, float]:
+    """Learning rate and weight decay, whatever a scheduler has made of them."""
+    lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+    if not (0.0 <= lr < math.inf and 0.0 <= weight_decay < math.inf):
+        raise ValueError(f"abar: lr {lr} and weight_decay {weight_decay} of a group must be finite and not negative")
+    return lr, weight_decay
 
 
 # ---- the rule's ------------------------------------------------------------------------------------------------------

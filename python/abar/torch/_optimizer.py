@@ -16,7 +16,7 @@ from .. import _library
 from ._citizen import Citizen
 from ._engine import Closed, Engine, Settings, make_settings
 from ._attention import Attention, find_values, mark_windows
-from ._groups import check_change, check_group, chosen_options, options_of_layers, rule_settings, set_rule_settings
+from ._groups import check_change, check_group, chosen_options, options_of_layers, rates_of, rule_settings, set_rule_settings
 from ._hooks import Observer, Rows
 from ._layers import Layer, check_model, find_layers, mark_ends
 from ._ranks import CHECK_EVERY, Ranks
@@ -92,8 +92,8 @@ class CurvatureOptimizer(Citizen):
         if type(self) is CurvatureOptimizer:
             raise TypeError("abar: CurvatureOptimizer is a base; use one of its subclasses, such as MAC, FOOF, KFAC or Muon")
         self._ready = False
-        if not (float(lr) >= 0.0 and float(weight_decay) >= 0.0 and float(clip) >= 0.0):
-            raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must not be negative")
+        if not all(0.0 <= float(x) < math.inf for x in (lr, weight_decay, clip)):
+            raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must be finite and not negative")
         self._model, group = check_model(model)
         check_shards(self._model)
         self._ranks, self._joined = Ranks(process_group, group), 0
@@ -158,6 +158,7 @@ class CurvatureOptimizer(Citizen):
             table = next((t for t in settings.tables() if name in t), None)
             if table is None:
                 known = [keyword for t in settings.tables() for keyword in t.keywords()]
+                name = {"beta1": "betas", "aux_beta1": "betas", "aux_eps": "eps"}.get(name, name)
                 raise TypeError(
                     f"{type(self).__name__}() with rule {rule!r} has no option {name!r}{_library.nearest(name, known)}"
                 )
@@ -286,8 +287,10 @@ class CurvatureOptimizer(Citizen):
         return self._ranks.world()
 
     def _observe(self, layer: Layer, rows: Rows) -> None:
-        """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
-        self._engine.observe(layer, *rows[:3], rows.scale / self._world())
+        """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean. What is minimized
+        is the negative of what is to be maximized, output gradients included."""
+        sign = -1.0 if self.param_groups[0].get("maximize", False) else 1.0  # they agree, or step() refuses them
+        self._engine.observe(layer, *rows[:3], sign * rows.scale / self._world())
 
     def _forget(self, layer: Layer) -> None:
         self._engine.forget_layer(layer)
@@ -352,12 +355,13 @@ class CurvatureOptimizer(Citizen):
         self._stands.load()
         self._engine.params[:] = self._stands.tensors
         index = 0
-        rate = self._engine.set_rates([float(group["lr"]) for group in self.param_groups])
-        for group in self.param_groups:
-            lr, weight_decay = float(group["lr"]) / rate, float(group["weight_decay"])
-            for _ in group["params"]:
-                self._engine.place(index, self._stands.tensors[index], lr, weight_decay)
-                index += 1
+        rates = [rates_of(group) for group in self.param_groups]
+        rate = self._engine.set_rates([lr for lr, _ in rates])
+        with torch._C.DisableTorchFunction():  # nothing here concerns the mode that looks for uses
+            for group, (lr, weight_decay) in zip(self.param_groups, rates):
+                for _ in group["params"]:
+                    self._engine.place(index, self._stands.tensors[index], lr / rate, weight_decay)
+                    index += 1
 
     def _follow_rule(self) -> None:
         """Schedulers change momentum and betas in the groups; they hold for all parameters."""
@@ -428,9 +432,6 @@ class CurvatureOptimizer(Citizen):
     def _store(self) -> None:
         self._stands.store()
 
-    def _flip(self) -> None:
-        torch._foreach_neg_([p.grad for p in self._stands.tensors if p.grad is not None])
-
     def _update(self, scaling: Scaling) -> None:
         self._follow_params()
         self._follow_options()
@@ -439,11 +440,12 @@ class CurvatureOptimizer(Citizen):
         observed_scale = self._observed_scale(scaling)
         self._check_seen()
         self._join_ranks()
-        if self._maximizes():
-            self._flip()
+        flipped = self._engine.placed_grads() if self._maximizes() else []
+        if flipped:
+            torch._foreach_neg_(flipped)
         self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale)
-        if self._maximizes():
-            self._flip()
+        if flipped:
+            torch._foreach_neg_(flipped)
         self._store()
 
     @torch.no_grad()

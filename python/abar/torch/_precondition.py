@@ -93,6 +93,13 @@ class Preconditioned(torch.optim.Optimizer):
         self.optimizer, self.preconditioner = optimizer, preconditioner
         self._follow()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the two of which all the rest is."""
+        return {"optimizer": self.optimizer, "preconditioner": self.preconditioner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["optimizer"], state["preconditioner"])  # type: ignore[misc]
+
     def _follow(self) -> None:
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
@@ -103,8 +110,7 @@ class Preconditioned(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if len(self.preconditioner.param_groups) > 1:
-            self.preconditioner.follow(self.param_groups)
+        self.preconditioner.follow(self.param_groups)
         if self.preconditioner.precondition():
             self.optimizer.step()
         return loss
@@ -166,8 +172,6 @@ def precondition(
     """
     if method not in METHODS:
         raise ValueError(f"abar: method {method!r} cannot stand before another optimizer{_library.nearest(method, list(METHODS))}")
-    params: Any = [_for_method(method, group) for group in optimizer.param_groups]
-    if all(len(group) == 1 for group in params):  # nothing but their parameters
-        params = [p for group in params for p in group["params"]]
+    params = [_for_method(method, group) for group in optimizer.param_groups]
     base_lr = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
     return Preconditioned(optimizer, Preconditioner(model, method, base_lr, params=params, damping=damping, **settings))

@@ -11,9 +11,13 @@
 #include <omp.h>
 #include <stdio.h>
 
-#define VECTOR 16         /* floats in a cache line: spans begin on one */
-#define PIECES_MAX 256    /* enough to share among many threads */
-#define PIECE_MIN 4096    /* elements; less is not worth a call */
+#define VECTOR 16      /* floats in a cache line: spans begin on one */
+#define PIECES_MAX 256 /* enough to share among many threads */
+#define PIECE_MIN 4096 /* elements; less is not worth a call */
+#define ROWS_ELEMENTS 4096
+#define ROWS_MAX 64
+#define AHEAD_MIN 2048    /* gradients of maps are fetched so many elements ahead, or a row, */
+#define AHEAD_MAX 65536   /* unless the second-level cache may not hold them until then */
 #define SERIAL_MAX 131072 /* elements; waking threads takes longer than updating this many */
 
 static abar_status cpu_open(abar_device *dev)
@@ -143,32 +147,61 @@ typedef struct update {
     double correction1, correction2; /* adamw, nadamw, sfadamw: of the two moments' bias */
 } update;
 
-/* An update of n consecutive elements. row NULL: the gradient as it is; otherwise these are (part of) one row of a
- * preconditioned map. scale multiplies the gradient. */
-static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row, double scale);
+/* Consecutive rows of a preconditioned map, each with its c (isa/core_kernels.h). */
+typedef struct rows {
+    const float *right, *c;
+    int64_t n, columns, ahead;
+} rows;
 
-/* Row o of a map, then its element of the bias. */
-static void update_row(const update *u, const abar__update_item *item, int64_t o, int64_t columns)
+static abar__row row_of(const rows *r, int64_t i) { return (abar__row){r->right, r->c[i], r->ahead}; }
+
+/* An update of n consecutive elements. rows NULL: the gradient as it is; otherwise these are those rows. scale multiplies the
+ * gradient. */
+static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const rows *r, double scale);
+
+/* A row is read twice, for its product with right and for its update; meanwhile those behind it are fetched. */
+static int64_t rows_ahead(int64_t columns) { return columns > AHEAD_MAX ? 0 : columns > AHEAD_MIN ? columns : AHEAD_MIN; }
+
+/* c of rows first to first + n. */
+static const float *row_products(const update *u, const abar__update_item *item, int64_t first, int64_t n, float *c)
+{
+    const float *right = item->pre->right, *given = item->pre->coefficient, *grad = item->grad;
+    const int64_t columns = item->count / item->rows;
+    if (given) return given + first;
+    for (int64_t o = first; o < first + n; o++) {
+        c[o - first] = u->kernels->dot(grad + o * columns, right, columns);
+        if (item->bias) c[o - first] += ((const float *)item->bias->grad)[o] * right[columns];
+    }
+    return c;
+}
+
+/* Rows first to first + n of a map, then their elements of the bias. */
+static void update_rows(const update *u, const abar__update_item *item, int64_t first, int64_t n)
 {
     const abar__precondition *pre = item->pre;
     const abar__update_item *bias = item->bias;
-    const float *right = pre->right, *grad = (const float *)item->grad + o * columns;
+    const float *right = pre->right;
+    const int64_t columns = item->count / item->rows;
     const double scale =
-        u->scalars->grad_scale * pre->scale * (pre->row_scale ? (double)((const float *)pre->row_scale)[o] : 1.0);
-    if (!right) {
-        run(u, item, o * columns, columns, NULL, scale);
-        if (bias) run(u, bias, o, 1, NULL, scale);
+        u->scalars->grad_scale * pre->scale * (pre->row_scale ? (double)((const float *)pre->row_scale)[first] : 1.0);
+    if (!right) { /* n is 1 */
+        run(u, item, first * columns, columns, NULL, scale);
+        if (bias) run(u, bias, first, 1, NULL, scale);
         return;
     }
-    float c;
-    if (pre->coefficient) {
-        c = ((const float *)pre->coefficient)[o];
-    } else {
-        c = u->kernels->dot(grad, right, columns);
-        if (bias) c += ((const float *)bias->grad)[o] * right[columns];
-    }
-    run(u, item, o * columns, columns, &(abar__row){right, c}, scale);
-    if (bias) run(u, bias, o, 1, &(abar__row){right + columns, c}, scale);
+    float memory[ROWS_MAX];
+    const float *c = row_products(u, item, first, n, memory);
+    run(u, item, first * columns, n * columns, &(rows){right, c, n, columns, rows_ahead(columns)}, scale);
+    if (bias) run(u, bias, first, n, &(rows){right + columns, c, n, 1, 0}, scale);
+}
+
+/* So many rows at once as the first-level cache holds from the first reading to the second; one where each has its own scale.
+ */
+static int64_t rows_at_once(const abar__update_item *item)
+{
+    const int64_t columns = item->count / item->rows, fit = ROWS_ELEMENTS / columns;
+    if (!item->pre->right || item->pre->row_scale || fit < 1) return 1;
+    return fit < ROWS_MAX ? fit : ROWS_MAX;
 }
 
 /* A span of a map stands for the rows that begin in it. */
@@ -182,7 +215,8 @@ static void update_span(const update *u, const span *s)
     }
     const int64_t columns = item->count / item->rows;
     const int64_t from = (s->first + columns - 1) / columns, to = (s->first + s->count + columns - 1) / columns;
-    for (int64_t o = from; o < to; o++) update_row(u, item, o, columns);
+    const int64_t most = rows_at_once(item);
+    for (int64_t o = from; o < to; o += most) update_rows(u, item, o, most < to - o ? most : to - o);
 }
 
 static void update_all(const abar_device *dev, const abar__update_item *items, int n, const update *u)
@@ -198,8 +232,7 @@ static void update_all(const abar_device *dev, const abar__update_item *items, i
     }
 }
 
-static void sgd_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
-                    double scale)
+static void sgd_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const rows *r, double scale)
 {
     const abar__update_scalars *k = u->scalars;
     const double lr = k->lr * item->lr_scale;
@@ -214,14 +247,15 @@ static void sgd_run(const update *u, const abar__update_item *item, int64_t firs
     };
     float *weight = (float *)item->weight + first, *velocity = momentum ? (float *)item->state[0] + first : NULL;
     const float *grad = (const float *)item->grad + first;
-    if (momentum && row)
-        u->kernels->sgd_momentum_row(weight, grad, velocity, row, n, &c);
-    else if (momentum)
-        u->kernels->sgd_momentum(weight, grad, velocity, n, &c);
-    else if (row)
-        u->kernels->sgd_row(weight, grad, row, n, &c);
-    else
-        u->kernels->sgd(weight, grad, n, &c);
+    if (!r && momentum) u->kernels->sgd_momentum(weight, grad, velocity, n, &c);
+    if (!r && !momentum) u->kernels->sgd(weight, grad, n, &c);
+    for (int64_t i = 0, at = 0; r && i < r->n; i++, at += r->columns) {
+        const abar__row row = row_of(r, i);
+        if (momentum)
+            u->kernels->sgd_momentum_row(weight + at, grad + at, velocity + at, &row, r->columns, &c);
+        else
+            u->kernels->sgd_row(weight + at, grad + at, &row, r->columns, &c);
+    }
 }
 
 /* The betas are rounded to float before anything is derived from them: a moment's weights and its bias correction must
@@ -229,8 +263,8 @@ static void sgd_run(const update *u, const abar__update_item *item, int64_t firs
 static double rounded(double beta) { return (double)(float)beta; }
 
 /* ahead: nadamw. */
-static void adamw_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
-                      double scale, bool ahead)
+static void adamw_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const rows *r, double scale,
+                      bool ahead)
 {
     const abar__update_scalars *k = u->scalars;
     const double lr = k->lr * item->lr_scale;
@@ -252,14 +286,14 @@ static void adamw_run(const update *u, const abar__update_item *item, int64_t fi
     };
     float *weight = (float *)item->weight + first, *m = (float *)item->state[0] + first, *v = (float *)item->state[1] + first;
     const float *grad = (const float *)item->grad + first;
-    if (row)
-        u->kernels->adamw_row(weight, grad, m, v, row, n, &c);
-    else
-        u->kernels->adamw(weight, grad, m, v, n, &c);
+    if (!r) u->kernels->adamw(weight, grad, m, v, n, &c);
+    for (int64_t i = 0, at = 0; r && i < r->n; i++, at += r->columns) {
+        const abar__row row = row_of(r, i);
+        u->kernels->adamw_row(weight + at, grad + at, m + at, v + at, &row, r->columns, &c);
+    }
 }
 
-static void sfadamw_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
-                        double scale)
+static void sfadamw_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const rows *r, double scale)
 {
     const abar__update_scalars *k = u->scalars;
     const double lr = k->lr * item->lr_scale, keep = 1.0 - k->share;
@@ -276,12 +310,17 @@ static void sfadamw_run(const update *u, const abar__update_item *item, int64_t 
         .keep = (float)keep,
         .apart = (float)(lr * k->beta1),
     };
-    u->kernels->sfadamw((float *)item->weight + first, (const float *)item->grad + first, (float *)item->state[0] + first,
-                        (float *)item->state[1] + first, row, n, &c);
+    float *weight = (float *)item->weight + first, *apart = (float *)item->state[0] + first;
+    float *second = (float *)item->state[1] + first;
+    const float *grad = (const float *)item->grad + first;
+    if (!r) u->kernels->sfadamw(weight, grad, apart, second, NULL, n, &c);
+    for (int64_t i = 0, at = 0; r && i < r->n; i++, at += r->columns) {
+        const abar__row row = row_of(r, i);
+        u->kernels->sfadamw(weight + at, grad + at, apart + at, second + at, &row, r->columns, &c);
+    }
 }
 
-static void momentum_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
-                         double scale)
+static void momentum_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const rows *r, double scale)
 {
     const abar__update_scalars *k = u->scalars;
     const double rest = 1.0 - rounded(k->momentum);
@@ -290,8 +329,12 @@ static void momentum_run(const update *u, const abar__update_item *item, int64_t
                                            .rest = (float)rest,
                                            .of_grad = k->nesterov ? (float)rest : 0.0f,
                                            .of_average = k->nesterov ? (float)k->momentum : 1.0f};
-    float *average = item->state[0] ? (float *)item->state[0] + first : NULL;
-    u->kernels->momentum((float *)item->grad + first, average, row, n, &c);
+    float *grad = (float *)item->grad + first, *average = item->state[0] ? (float *)item->state[0] + first : NULL;
+    if (!r) u->kernels->momentum(grad, average, NULL, n, &c);
+    for (int64_t i = 0, at = 0; r && i < r->n; i++, at += r->columns) {
+        const abar__row row = row_of(r, i);
+        u->kernels->momentum(grad + at, average ? average + at : NULL, &row, r->columns, &c);
+    }
 }
 
 /* No method is in front of the rules with a diagonal: their gradients are never preconditioned. */
@@ -337,14 +380,14 @@ static void plain_run(const update *u, const abar__update_item *item, int64_t fi
     u->kernels->plain((float *)item->weight + first, (const float *)item->grad + first, n, &c);
 }
 
-static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row, double scale)
+static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const rows *r, double scale)
 {
     switch (item->kind) {
-    case ABAR_UPDATE_SGD: sgd_run(u, item, first, n, row, scale); break;
-    case ABAR_UPDATE_ADAMW: adamw_run(u, item, first, n, row, scale, false); break;
-    case ABAR_UPDATE_NADAMW: adamw_run(u, item, first, n, row, scale, true); break;
-    case ABAR_UPDATE_SFADAMW: sfadamw_run(u, item, first, n, row, scale); break;
-    case ABAR_UPDATE_MOMENTUM: momentum_run(u, item, first, n, row, scale); break;
+    case ABAR_UPDATE_SGD: sgd_run(u, item, first, n, r, scale); break;
+    case ABAR_UPDATE_ADAMW: adamw_run(u, item, first, n, r, scale, false); break;
+    case ABAR_UPDATE_NADAMW: adamw_run(u, item, first, n, r, scale, true); break;
+    case ABAR_UPDATE_SFADAMW: sfadamw_run(u, item, first, n, r, scale); break;
+    case ABAR_UPDATE_MOMENTUM: momentum_run(u, item, first, n, r, scale); break;
     case ABAR_UPDATE_PLAIN: plain_run(u, item, first, n); break;
     case ABAR_UPDATE_ADAHESSIAN: adahessian_run(u, item, first, n, scale); break;
     case ABAR_UPDATE_SOPHIA: sophia_run(u, item, first, n, scale); break;

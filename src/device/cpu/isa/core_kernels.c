@@ -4,7 +4,17 @@
 
 #include <math.h>
 
-#define LANES 32 /* independent partial sums: enough to hide the latency of the addition */
+#define LANES 32     /* independent partial sums: enough to hide the latency of the addition */
+#define AHEAD 512    /* floats: what is updated is fetched so far ahead, */
+#define AHEAD_1 2048 /* or what is read alone. The processor's own prefetching stops at the end of every page */
+
+/* Asks for LANES floats from x[i] on, which may lie behind the end of x. */
+static inline void fetch(const float *x, int64_t i)
+{
+    const uintptr_t at = (uintptr_t)x + (uintptr_t)i * sizeof *x;
+    __builtin_prefetch((const void *)at);
+    __builtin_prefetch((const void *)(at + 16 * sizeof *x));
+}
 
 /* In double: squares of large finite floats must not overflow, and 36 million of them must add up. */
 static double sum_squares(const float *restrict grad, int64_t n)
@@ -12,6 +22,7 @@ static double sum_squares(const float *restrict grad, int64_t n)
     double lane[LANES] = {0.0};
     int64_t whole = n - n % LANES;
     for (int64_t i = 0; i < whole; i += LANES) {
+        fetch(grad, i + AHEAD_1);
 #pragma omp simd
         for (int j = 0; j < LANES; j++) lane[j] += (double)grad[i + j] * (double)grad[i + j];
     }
@@ -31,10 +42,9 @@ static void sgd(float *restrict weight, const float *restrict grad, int64_t n, c
     }
 }
 
-static void sgd_momentum(float *restrict weight, const float *restrict grad, float *restrict velocity, int64_t n,
-                         const abar__sgd_coefficients *coefficients)
+static inline void sgd_momentum_some(float *restrict weight, const float *restrict grad, float *restrict velocity, int64_t n,
+                                     abar__sgd_coefficients c)
 {
-    const abar__sgd_coefficients c = *coefficients;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
         float w = weight[i], g = c.grad_scale * grad[i] + c.coupled * w;
@@ -42,6 +52,20 @@ static void sgd_momentum(float *restrict weight, const float *restrict grad, flo
         velocity[i] = v;
         weight[i] = w - (c.decoupled * w + c.lr_grad * g + c.lr_velocity * v);
     }
+}
+
+static void sgd_momentum(float *restrict weight, const float *restrict grad, float *restrict velocity, int64_t n,
+                         const abar__sgd_coefficients *coefficients)
+{
+    const abar__sgd_coefficients c = *coefficients;
+    const int64_t whole = n - n % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        fetch(weight, i + AHEAD);
+        fetch(velocity, i + AHEAD);
+        fetch(grad, i + AHEAD);
+        sgd_momentum_some(weight + i, grad + i, velocity + i, LANES, c);
+    }
+    sgd_momentum_some(weight + whole, grad + whole, velocity + whole, n - whole, c);
 }
 
 /* Comparisons that the compiler turns into one instruction each; what is not a number becomes a number. */
@@ -126,12 +150,9 @@ static void sgd_row(float *restrict weight, const float *restrict grad, const ab
     }
 }
 
-static void sgd_momentum_row(float *restrict weight, const float *restrict grad, float *restrict velocity, const abar__row *row,
-                             int64_t n, const abar__sgd_coefficients *coefficients)
+static inline void sgd_momentum_row_some(float *restrict weight, const float *restrict grad, float *restrict velocity,
+                                         const float *restrict right, float s, int64_t n, abar__sgd_coefficients c)
 {
-    const abar__sgd_coefficients c = *coefficients;
-    const float *restrict right = row->right;
-    const float s = row->c;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
         float w = weight[i], g = c.grad_scale * (grad[i] - s * right[i]) + c.coupled * w;
@@ -139,6 +160,22 @@ static void sgd_momentum_row(float *restrict weight, const float *restrict grad,
         velocity[i] = v;
         weight[i] = w - (c.decoupled * w + c.lr_grad * g + c.lr_velocity * v);
     }
+}
+
+static void sgd_momentum_row(float *restrict weight, const float *restrict grad, float *restrict velocity, const abar__row *row,
+                             int64_t n, const abar__sgd_coefficients *coefficients)
+{
+    const abar__sgd_coefficients c = *coefficients;
+    const float *right = row->right;
+    const float s = row->c;
+    const int64_t ahead = row->ahead, whole = n - n % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        fetch(weight, i + AHEAD);
+        fetch(velocity, i + AHEAD);
+        fetch(grad, i + ahead);
+        sgd_momentum_row_some(weight + i, grad + i, velocity + i, right + i, s, LANES, c);
+    }
+    sgd_momentum_row_some(weight + whole, grad + whole, velocity + whole, right + whole, s, n - whole, c);
 }
 
 static void adamw_row(float *restrict weight, const float *restrict grad, float *restrict first, float *restrict second,

@@ -46,10 +46,12 @@ typedef struct abar__sophia_coefficients {
     float grad_scale, beta1, one_minus_beta1, scale, least, lr, decay;
 } abar__sophia_coefficients;
 
-/* A row of a preconditioned map: g is grad[i] - c right[i] instead of grad[i]. */
+/* A row of a preconditioned map: g is grad[i] - c right[i] instead of grad[i]. The gradients `ahead` elements further are
+ * wanted soon. */
 typedef struct abar__row {
     const float *right;
     float c;
+    int64_t ahead;
 } abar__row;
 
 typedef struct abar__core_kernels {
