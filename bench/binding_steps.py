@@ -1,11 +1,11 @@
-"""Two ratios of the PyTorch binding that should be 1, measured as CPU time of one thread in many short turns:
+"""Ratios of the PyTorch binding that should be 1, measured as CPU time of one thread, or wall time of several, in many short turns:
 
-    python3 bench/binding_steps.py [--rounds 60]
+    python3 bench/binding_steps.py [--rounds 60] [--threads 1] [--only step|compiled]
 
 - the passes of a vision transformer that torch.compile has compiled, on steps without statistics, with abar.torch.MAC over the same
   without it (no optimizer looks at the model then, but the compiler's guards must choose one of two graphs);
-- MAC's step() over that of torch.optim.SGD(fused=True), both with momentum and decay, on ResNet-18: every step counts, those with
-  statistics and refreshes too.
+- MAC's step() over that of torch.optim.SGD(fused=True), both with momentum and decay, on ResNet-18 and a ViT-S: every step counts,
+  those with statistics and refreshes too.
 
 Both sides of a ratio take turns within a round. It prints the ratio of the fastest turns, and of a round the median with the
 quartiles. Without PyTorch it says so and exits with 0."""
@@ -34,10 +34,11 @@ import torch.nn.functional as F  # noqa: E402
 TCOV = 5
 
 
-def cpu_ms(work):
-    start = time.process_time()
+def spent_ms(work):
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     work()
-    return 1e3 * (time.process_time() - start)
+    return 1e3 * (clock() - start)
 
 
 class Compiled:
@@ -60,7 +61,7 @@ class Compiled:
         times = []
         for k in range(TCOV):
             self.optimizer.zero_grad()
-            spent = cpu_ms(self.passes)
+            spent = spent_ms(self.passes)
             self.optimizer.step()
             if k > 0:
                 times.append(spent)
@@ -70,11 +71,9 @@ class Compiled:
 class Update:
     """step() alone, after the passes of one small image."""
 
-    def __init__(self, mine):
-        import torchvision
-
+    def __init__(self, mine, build):
         torch.manual_seed(0)
-        self.model = torchvision.models.resnet18(num_classes=10).eval()
+        self.model = build().eval()
         self.x, self.y = torch.randn(1, 3, 32, 32), torch.tensor([3])
         settings = {"momentum": 0.9, "weight_decay": 5e-4}
         if mine:
@@ -87,8 +86,18 @@ class Update:
         for _ in range(TCOV):
             self.optimizer.zero_grad()
             F.cross_entropy(self.model(self.x), self.y).backward()
-            times.append(cpu_ms(self.optimizer.step))
+            times.append(spent_ms(self.optimizer.step))
         return [sum(times) / TCOV]
+
+
+def resnet18():
+    import torchvision
+
+    return torchvision.models.resnet18(num_classes=10)
+
+
+def vit_s():
+    return networks_vit.DeiT(32, 4, 384, 12, 6, 10)
 
 
 def compare(title, mine, other, rounds, wanted):
@@ -112,11 +121,15 @@ def compare(title, mine, other, rounds, wanted):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=("step", "compiled"))
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"PyTorch {torch.__version__}, one thread, {args.rounds} rounds; CPU time")
-    compare("step() of MAC over fused SGD, ResNet-18", Update(True), Update(False), args.rounds, "1.00")
-    if hasattr(torch, "compile") and hasattr(torch.library, "custom_op"):
+    torch.set_num_threads(args.threads)
+    threads = "one thread; CPU time" if args.threads == 1 else f"{args.threads} threads; wall time"
+    print(f"PyTorch {torch.__version__}, {args.rounds} rounds, {threads}")
+    for name, build in (("ResNet-18", resnet18), ("ViT-S", vit_s)) if args.only != "compiled" else ():
+        compare(f"step() of MAC over fused SGD, {name}", Update(True, build), Update(False, build), args.rounds, "1.00")
+    if args.only != "step" and hasattr(torch, "compile") and hasattr(torch.library, "custom_op"):
         compare("compiled passes of plain steps with MAC over without, ViT", Compiled(True), Compiled(False), args.rounds, "1.01")
 
 

@@ -16,7 +16,7 @@
 #define PIECE_MIN 4096 /* elements; less is not worth a call */
 #define ROWS_ELEMENTS 4096
 #define ROWS_MAX 64
-#define AHEAD_MIN 2048    /* gradients of maps are fetched so many elements ahead, or a row, */
+#define AHEAD_MIN 2048    /* gradients of maps are fetched so many elements ahead, or as many as are read at once, */
 #define AHEAD_MAX 65536   /* unless the second-level cache may not hold them until then */
 #define SERIAL_MAX 131072 /* elements; waking threads takes longer than updating this many */
 
@@ -159,8 +159,8 @@ static abar__row row_of(const rows *r, int64_t i) { return (abar__row){r->right,
  * gradient. */
 static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const rows *r, double scale);
 
-/* A row is read twice, for its product with right and for its update; meanwhile those behind it are fetched. */
-static int64_t rows_ahead(int64_t columns) { return columns > AHEAD_MAX ? 0 : columns > AHEAD_MIN ? columns : AHEAD_MIN; }
+/* Rows are read twice, for their products with right and for their update; meanwhile those behind them are fetched. */
+static int64_t rows_ahead(int64_t elements) { return elements > AHEAD_MAX ? 0 : elements > AHEAD_MIN ? elements : AHEAD_MIN; }
 
 /* c of rows first to first + n. */
 static const float *row_products(const update *u, const abar__update_item *item, int64_t first, int64_t n, float *c)
@@ -191,7 +191,7 @@ static void update_rows(const update *u, const abar__update_item *item, int64_t 
     }
     float memory[ROWS_MAX];
     const float *c = row_products(u, item, first, n, memory);
-    run(u, item, first * columns, n * columns, &(rows){right, c, n, columns, rows_ahead(columns)}, scale);
+    run(u, item, first * columns, n * columns, &(rows){right, c, n, columns, rows_ahead(n * columns)}, scale);
     if (bias) run(u, bias, first, n, &(rows){right + columns, c, n, 1, 0}, scale);
 }
 
