@@ -1,13 +1,16 @@
 /* The context: allocator with counters, log callback, text of the last failure. */
+#define _DEFAULT_SOURCE /* madvise, posix_memalign */
 #include "base/base_impl.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define ERROR_MAX 1024
 #define ISA_MAX 32
+#define HUGE_PAGE ((size_t)2 << 20)
 
 struct abar_context {
     abar_context_config config;
@@ -17,10 +20,18 @@ struct abar_context {
     char isa[ISA_MAX];
 };
 
+/* Large memory asks for huge pages, where the system gives them to those who ask: it is walked through from end to end, and
+ * with small pages that misses the TLB. */
 static void *libc_alloc(void *user, size_t bytes, size_t align)
 {
+    void *memory;
     (void)user;
-    return aligned_alloc(align, abar__round_up(bytes, align));
+    if (bytes < 2 * HUGE_PAGE || align > HUGE_PAGE) return aligned_alloc(align, abar__round_up(bytes, align));
+    if (posix_memalign(&memory, HUGE_PAGE, bytes) != 0) return NULL;
+#ifdef MADV_HUGEPAGE
+    madvise(memory, bytes, MADV_HUGEPAGE); /* no harm where it is refused */
+#endif
+    return memory;
 }
 
 static void libc_release(void *user, void *memory, size_t bytes)
