@@ -1,5 +1,4 @@
 /* The context: allocator with counters, log callback, text of the last failure. */
-#define _DEFAULT_SOURCE /* madvise, posix_memalign */
 #include "base/base_impl.h"
 
 #include <stdatomic.h>
