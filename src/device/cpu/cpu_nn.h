@@ -34,8 +34,8 @@ static inline int64_t abar__part_begin(int64_t units, int parts, int part) { ret
 /* A zeroed op->priv of this many bytes, released with the operation. */
 abar_status abar__op_priv(abar__op *op, size_t bytes);
 
-/* Makes OpenBLAS use only the calling thread until the end of the parallel region. In a team of several threads it does so
- * anyway. */
+/* Makes OpenBLAS and oneDNN use only the calling thread until the end of the parallel region. In a team of several threads they
+ * do so anyway. */
 void abar__blas_single(void);
 
 /* Replaces dy by the gradient before a fused ReLU, in place: dy where y > 0, else 0. Does nothing without a ReLU. */
