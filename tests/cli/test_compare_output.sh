@@ -81,14 +81,7 @@ check "and ends in the same numbers" cmp <(numbers alone) <(numbers stopped)
 mkdir killed
 "$abar" compare "${going[@]}" --out killed/all --quiet &
 appears killed/all/compare.json
-for moment in 0.05 0.3 0.2; do
-    sleep $moment
-    kill -9 $! 2>/dev/null
-    wait $! 2>/dev/null
-    "$abar" compare --resume killed/all --quiet &
-done
-kill -9 $!
-wait $! 2>/dev/null
+killed compare killed/all 0.05 0.3 0.2
 succeeds "after kill -9 it goes on" compare --resume killed/all --quiet
 check "and ends in the same numbers after kill -9" cmp <(numbers alone) <(numbers killed/all)
 succeeds "more seeds" compare --resume pipe --seeds 3

@@ -59,14 +59,7 @@ going=("${tiny[@]}" --limit-train 8000 --batch 16 --epochs 3 --optim sgd,mac --o
 succeeds "left alone" sweep "${going[@]}" --out alone --quiet
 "$abar" sweep "${going[@]}" --out killed --quiet &
 appears killed/sweep.json
-for moment in 0.05 0.3 0.2; do
-    sleep $moment
-    kill -9 $! 2>/dev/null
-    wait $! 2>/dev/null
-    "$abar" sweep --resume killed --quiet &
-done
-kill -9 $!
-wait $! 2>/dev/null
+killed sweep killed 0.05 0.3 0.2
 succeeds "after kill -9 a sweep goes on" sweep --resume killed --quiet
 check "and ends in the same numbers" cmp <(numbers alone/sweep.json) <(numbers killed/sweep.json)
 "$abar" sweep "${going[@]}" --out stopped >stdout 2>stderr &
@@ -117,14 +110,7 @@ check "tune --json prints one object" one_json_object
 check "tune --json prints what the file holds" cmp -s stdout tuned/tune.json
 "$abar" tune "${tuning[@]}" --out cut --quiet &
 appears cut/tune.json
-for moment in 0.2 0.4 0.6 0.3; do
-    sleep $moment
-    kill -9 $! 2>/dev/null
-    wait $! 2>/dev/null
-    "$abar" tune --resume cut --quiet &
-done
-kill -9 $!
-wait $! 2>/dev/null
+killed tune cut 0.2 0.4 0.6 0.3
 succeeds "after kill -9 a tuning goes on" tune --resume cut --quiet
 check "and ends in the same numbers" cmp <(numbers tuned/tune.json) <(numbers cut/tune.json)
 "$abar" tune "${tuning[@]}" --out halted >stdout 2>stderr &
