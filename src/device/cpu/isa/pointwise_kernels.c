@@ -87,13 +87,14 @@ static void output(const abar__tiles *w, const float *m, const float *bias, bool
     }
 }
 
-static void multiply(const abar__tiles *w, const float *u, const float *v, int64_t count, float *m, abar__tiles_ahead ahead)
+static void multiply(const abar__tiles *w, const float *u, const float *v, int64_t count, float *m,
+                     const abar__tiles_ahead *ahead)
 {
     multiply_places(w, 1, u, v, count, m, ahead);
 }
 
 static void correlate(const abar__tiles *w, const float *v, const float *z, int64_t count, float *s, float *bias,
-                      abar__tiles_ahead ahead)
+                      const abar__tiles_ahead *ahead)
 {
     add_tiles(w, z, count, bias);
     correlate_places(w, 1, v, z, count, s, ahead);

@@ -210,14 +210,15 @@ static void output(const abar__tiles *w, const float *m, const float *bias, bool
 
 /* ---- products ----------------------------------------------------------------------------------------------------- */
 
-static void multiply(const abar__tiles *w, const float *u, const float *v, int64_t count, float *m, abar__tiles_ahead ahead)
+static void multiply(const abar__tiles *w, const float *u, const float *v, int64_t count, float *m,
+                     const abar__tiles_ahead *ahead)
 {
     multiply_places(w, PLACES, u, v, count, m, ahead);
 }
 
 /* Place (1, 1) of A dy Aᵀ is the sum of a tile. */
 static void correlate(const abar__tiles *w, const float *v, const float *z, int64_t count, float *s, float *bias,
-                      abar__tiles_ahead ahead)
+                      const abar__tiles_ahead *ahead)
 {
     add_tiles(w, z + (PATCH + 1) * abar__tiles_place(w, w->out_blocks, LANES), count, bias);
     correlate_places(w, PLACES, v, z, count, s, ahead);
