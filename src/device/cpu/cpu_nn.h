@@ -41,8 +41,8 @@ void abar__blas_single(void);
 /* Replaces dy by the gradient before a fused ReLU, in place: dy where y > 0, else 0. Does nothing without a ReLU. */
 void abar__relu_gradient(const abar__op *op, const abar__op_args *a);
 
-extern const abar__op_impl abar__cpu_conv_lanes, abar__cpu_conv_winograd, abar__cpu_conv_pointwise, abar__cpu_conv_onednn,
-    abar__cpu_conv_lanes_any, abar__cpu_linear, abar__cpu_reorder;
+extern const abar__op_impl abar__cpu_conv_lanes, abar__cpu_conv_winograd, abar__cpu_conv_onednn, abar__cpu_conv_lanes_any,
+    abar__cpu_linear, abar__cpu_reorder;
 extern const abar__op_impl abar__cpu_batch_norm, abar__cpu_layer_norm, abar__cpu_pattern, abar__cpu_activation, abar__cpu_pool,
     abar__cpu_add, abar__cpu_concat, abar__cpu_flatten, abar__cpu_shortcut, abar__cpu_dropout, abar__cpu_cross_entropy,
     abar__cpu_squared_error;

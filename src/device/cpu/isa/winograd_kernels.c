@@ -1,16 +1,34 @@
 /* The transforms and products of Winograd's F(4x4, 3x3). Channels are the lanes, so that a transform is plain vector
  * arithmetic, and a product a broadcast times a vector of output channels. */
-#include "device/cpu/isa/tile_products.h"
+#include "device/cpu/winograd.h"
 
-#if !defined(ABAR_TILES)
+ABAR_ISA_EXTERN(abar__winograd_kernels, abar__winograd_table);
 
-const abar__tiles_kernels ABAR_ISA_NAME(abar__winograd) = {0};
+#if !defined(__AVX2__) /* too few registers for a gain */
+
+const abar__winograd_kernels ABAR_ISA_NAME(abar__winograd_table) = {0};
 
 #else
 
 #include <math.h>
 
-enum { PLACES = 36, TILE = 4, PATCH = TILE + 2, TAPS = 9 };
+#if defined(__AVX512F__)
+enum { LANES = 16, ACCUMULATORS = 24 };
+#else
+enum { LANES = 8, ACCUMULATORS = 12 };
+#endif
+enum { PLACES = ABAR_WINOGRAD_PLACES, TILE = ABAR_WINOGRAD_TILE, PATCH = TILE + 2, TAPS = 9 };
+
+typedef float vec __attribute__((vector_size(LANES * 4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+/* Flat loops with constant bounds, so that the compiler keeps arrays in registers. */
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 36")
+#endif
 
 static const float zeros[PATCH * LANES] __attribute__((aligned(64))) = {0};
 
@@ -77,7 +95,14 @@ INLINE void times_gt(vec *s, const int step)
 
 /* ---- weights ------------------------------------------------------------------------------------------------------ */
 
-static void kernels(const abar__tiles *w, const abar__tiles_taps *taps, const float *g, int64_t c, float *u)
+/* The offset in U (or in an output channel's column of it) of channel c of block b of outputs, at place 0. */
+INLINE int64_t u_at(const abar__winograd *w, int64_t c, int64_t b)
+{
+    int64_t width = (b | 1) < w->out_blocks ? 2 : 1;
+    return ((b & ~(int64_t)1) * w->in_blocks * LANES + c * width + (b & 1)) * LANES;
+}
+
+static void kernels(const abar__winograd *w, const abar__winograd_taps *taps, const float *g, int64_t c, float *u)
 {
     const int64_t place = w->in_blocks * w->out_blocks * LANES * LANES;
     for (int64_t b = 0; b < w->out_blocks; b++) {
@@ -95,8 +120,8 @@ static void kernels(const abar__tiles *w, const abar__tiles_taps *taps, const fl
     }
 }
 
-static void collect(const abar__tiles *w, const abar__tiles_taps *taps, const float *s, int64_t stride, int parts, int64_t c,
-                    bool accumulate, float *dg)
+static void collect(const abar__winograd *w, const abar__winograd_taps *taps, const float *s, int64_t stride, int parts,
+                    int64_t c, bool accumulate, float *dg)
 {
     const int64_t place = w->in_blocks * w->out_blocks * LANES * LANES;
     for (int64_t b = 0; b < w->out_blocks; b++) {
@@ -124,7 +149,7 @@ typedef struct corner {
     int64_t image, row, column;
 } corner;
 
-INLINE corner corner_of(const abar__tiles *w, int64_t tile)
+INLINE corner corner_of(const abar__winograd *w, int64_t tile)
 {
     int64_t per_image = w->tiles_h * w->tiles_w, rest = tile % per_image;
     return (corner){tile / per_image, rest / w->tiles_w * TILE, rest % w->tiles_w * TILE};
@@ -148,9 +173,9 @@ INLINE void load_patch(const float *plane, int64_t height, int64_t width, int64_
     }
 }
 
-static void source(const abar__tiles *w, const float *src, int64_t first, int64_t count, float *v)
+static void source(const abar__winograd *w, const float *src, int64_t first, int64_t count, float *v)
 {
-    const int64_t place = abar__tiles_place(w, w->in_blocks, LANES);
+    const int64_t place = abar__winograd_place(w, w->in_blocks, LANES);
     for (int64_t t = 0; t < count; t++) {
         corner at = corner_of(w, first + t);
         for (int64_t b = 0; b < w->in_blocks; b++) {
@@ -165,9 +190,9 @@ static void source(const abar__tiles *w, const float *src, int64_t first, int64_
     }
 }
 
-static void gradient(const abar__tiles *w, const float *dy, int64_t first, int64_t count, float *z)
+static void gradient(const abar__winograd *w, const float *dy, int64_t first, int64_t count, float *z)
 {
-    const int64_t place = abar__tiles_place(w, w->out_blocks, LANES);
+    const int64_t place = abar__winograd_place(w, w->out_blocks, LANES);
     for (int64_t t = 0; t < count; t++) {
         corner at = corner_of(w, first + t);
         for (int64_t b = 0; b < w->out_blocks; b++) {
@@ -182,12 +207,21 @@ static void gradient(const abar__tiles *w, const float *dy, int64_t first, int64
     }
 }
 
-static void output(const abar__tiles *w, const float *m, const float *bias, bool relu, int64_t first, int64_t count, float *dst)
+/* The larger of the two; a NaN in v stays. */
+INLINE void raise_to(const vec *floor, vec *v)
 {
-    const int64_t place = abar__tiles_place(w, w->out_blocks, LANES);
+    ivec below = *v < *floor;
+    *v = (vec)(((ivec)*v & ~below) | ((ivec)*floor & below));
+}
+
+static void output(const abar__winograd *w, const float *m, const float *bias, bool relu, int64_t first, int64_t count,
+                   float *dst)
+{
+    const int64_t place = abar__winograd_place(w, w->out_blocks, LANES);
     const vec floor = (vec){0} - (relu ? 0.0f : INFINITY);
     for (int64_t b = 0; b < w->out_blocks; b++) {
-        const vec add = bias_of(w, bias, b);
+        float add[LANES] __attribute__((aligned(64))) = {0};
+        for (int64_t o = 0; bias && o < LANES && b * LANES + o < w->outputs; o++) add[o] = bias[b * LANES + o];
         for (int64_t t = 0; t < count; t++) {
             corner at = corner_of(w, first + t);
             const float *from = m + (b * w->chunk + t) * LANES;
@@ -200,7 +234,7 @@ static void output(const abar__tiles *w, const float *m, const float *bias, bool
             UNROLL for (int i = 0; i < TILE * TILE;
                         i++) if (whole || (at.row + i / TILE < w->out_h && at.column + i % TILE < w->out_w))
             {
-                vec value = y[i / TILE * PATCH + i % TILE] + add;
+                vec value = y[i / TILE * PATCH + i % TILE] + *(const vec *)add;
                 raise_to(&floor, &value);
                 *(vec *)(to + (i / TILE * w->out_w + i % TILE) * LANES) = value;
             }
@@ -210,21 +244,81 @@ static void output(const abar__tiles *w, const float *m, const float *bias, bool
 
 /* ---- products ----------------------------------------------------------------------------------------------------- */
 
-static void multiply(const abar__tiles *w, const float *u, const float *v, int64_t count, float *m,
-                     const abar__tiles_ahead *ahead)
+/* tiles x width blocks of outputs, over all input channels. */
+INLINE void product(const abar__winograd *w, const float *u, const float *v, float *m, const int tiles, const int width)
 {
-    multiply_places(w, PLACES, u, v, count, m, ahead);
+    vec acc[ACCUMULATORS];
+    UNROLL for (int n = 0; n < tiles * width; n++) acc[n] = (vec){0};
+    for (int64_t b = 0; b < w->in_blocks; b++, v += w->chunk * LANES)
+        for (int c = 0; c < LANES; c++, u += width * LANES) {
+            vec row[2];
+            UNROLL for (int k = 0; k < width; k++) row[k] = *(const vec *)(u + k * LANES);
+            UNROLL for (int n = 0; n < tiles * width; n++) acc[n] += row[n % width] * v[n / width * LANES + c];
+        }
+    UNROLL for (int n = 0; n < tiles * width; n++) * (vec *)(m + (n % width * w->chunk + n / width) * LANES) = acc[n];
 }
 
-/* Place (1, 1) of A dy Aᵀ is the sum of a tile. */
-static void correlate(const abar__tiles *w, const float *v, const float *z, int64_t count, float *s, float *bias,
-                      const abar__tiles_ahead *ahead)
+/* Prefetches one of so many parts of the memory that is needed next. */
+INLINE void fetch(abar__winograd_ahead *ahead, int64_t parts)
 {
-    add_tiles(w, z + (PATCH + 1) * abar__tiles_place(w, w->out_blocks, LANES), count, bias);
-    correlate_places(w, PLACES, v, z, count, s, ahead);
+    const int64_t line = 16;
+    for (int i = 0; i < 2; i++) {
+        int64_t floats = (ahead->floats[i] / parts + line - 1) / line * line;
+        for (int64_t n = 0; n < floats; n += line) __builtin_prefetch(ahead->memory[i] + n, 0, 2);
+        ahead->memory[i] += floats;
+    }
 }
 
-const abar__tiles_kernels ABAR_ISA_NAME(abar__winograd) = {LANES,  ACCUMULATORS, 3,      TILE,     PLACES,    kernels,
-                                                           source, multiply,     output, gradient, correlate, collect};
+/* Works on whole blocks of tiles: those past count are computed in the buffers and never read. */
+static void multiply(const abar__winograd *w, const float *u, const float *v, int64_t count, float *m,
+                     abar__winograd_ahead ahead)
+{
+    const int64_t parts = PLACES * ((count - 1) / ACCUMULATORS + 1) * w->out_blocks;
+    for (int i = 0; i < PLACES; i++) {
+        for (int64_t b = 0; b < w->out_blocks; b += 2) {
+            const float *group = u + b * w->in_blocks * LANES * LANES;
+            float *to = m + b * w->chunk * LANES;
+            const bool pair = b + 1 < w->out_blocks;
+            for (int64_t t = 0; t < count; t += pair ? ACCUMULATORS / 2 : ACCUMULATORS) {
+                fetch(&ahead, parts);
+                if (pair)
+                    product(w, group, v + t * LANES, to + t * LANES, ACCUMULATORS / 2, 2);
+                else
+                    product(w, group, v + t * LANES, to + t * LANES, ACCUMULATORS, 1);
+            }
+        }
+        u += w->in_blocks * w->out_blocks * LANES * LANES;
+        v += abar__winograd_place(w, w->in_blocks, LANES);
+        m += abar__winograd_place(w, w->out_blocks, LANES);
+    }
+}
+
+static void correlate(const abar__winograd *w, const float *v, const float *z, int64_t count, float *s, float *bias,
+                      abar__winograd_ahead ahead)
+{
+    const int64_t place = abar__winograd_place(w, w->out_blocks, LANES);
+    for (int64_t b = 0; b < w->out_blocks; b++) { /* place (1, 1) of A dy Aᵀ is the sum of a tile */
+        const float *tiles = z + (PATCH + 1) * place + b * w->chunk * LANES;
+        vec sum = *(const vec *)(bias + b * LANES);
+        for (int64_t t = 0; t < count; t++) sum += *(const vec *)(tiles + t * LANES);
+        *(vec *)(bias + b * LANES) = sum;
+    }
+    for (int i = 0; i < PLACES; i++, v += abar__winograd_place(w, w->in_blocks, LANES), z += place)
+        for (int64_t c = 0; c < w->in_blocks; c++)
+            for (int64_t o = 0; o < w->out_blocks; o++, s += LANES * LANES) {
+                const float *from = v + c * w->chunk * LANES, *with = z + o * w->chunk * LANES;
+                vec acc[LANES];
+                fetch(&ahead, PLACES * w->in_blocks * w->out_blocks);
+                UNROLL for (int n = 0; n < LANES; n++) acc[n] = *(const vec *)(s + n * LANES);
+                for (int64_t t = 0; t < count; t++) {
+                    vec g = *(const vec *)(with + t * LANES);
+                    UNROLL for (int n = 0; n < LANES; n++) acc[n] += g * from[t * LANES + n];
+                }
+                UNROLL for (int n = 0; n < LANES; n++) * (vec *)(s + n * LANES) = acc[n];
+            }
+}
+
+const abar__winograd_kernels ABAR_ISA_NAME(abar__winograd_table) = {LANES,  ACCUMULATORS, kernels,   source, multiply,
+                                                                    output, gradient,     correlate, collect};
 
 #endif
