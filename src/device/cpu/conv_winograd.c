@@ -126,13 +126,46 @@ static range chunk_at(const abar__winograd *w, range tiles, int64_t first)
     return (range){first, end < tiles.end ? end : tiles.end};
 }
 
-/* The approximate range of an activation with so many blocks of h x w pixels that a chunk reads or writes. */
-static void look_ahead(const abar__winograd *w, range chunk, const float *activation, int64_t image, int slot,
-                       abar__winograd_ahead *out)
+/* One side of a convolution: an activation of so many blocks of height x width pixels. The tiles of row r of an image cover so
+ * many rows of pixels from r * tile - before on. */
+typedef struct side {
+    const float *memory;
+    int64_t blocks, height, width, before, rows;
+} side;
+
+static side source_side(const abar__winograd *w, const float *memory)
 {
-    int64_t per_image = w->tiles_h * w->tiles_w;
-    out->memory[slot] = activation + chunk.begin * image / per_image;
-    out->floats[slot] = chunk.end > chunk.begin ? (chunk.end - chunk.begin) * image / per_image : 0;
+    return (side){memory, w->in_blocks, w->in_h, w->in_w, w->pad[0], ABAR_WINOGRAD_TILE + 2};
+}
+
+static side output_side(const abar__winograd *w, const float *memory)
+{
+    return (side){memory, w->out_blocks, w->out_h, w->out_w, 0, ABAR_WINOGRAD_TILE};
+}
+
+/* What tiles [begin, end) of one image cover: some rows of every block. */
+static abar__winograd_runs rows_of(const abar__winograd *w, const side *s, int lanes, int64_t image, range tiles)
+{
+    int64_t first = tiles.begin / w->tiles_w * ABAR_WINOGRAD_TILE - s->before, line = s->width * lanes;
+    int64_t end = (tiles.end - 1) / w->tiles_w * ABAR_WINOGRAD_TILE - s->before + s->rows;
+    if (first < 0) first = 0;
+    if (end > s->height) end = s->height;
+    return (abar__winograd_runs){s->memory + (image * s->blocks * s->height + first) * line, s->blocks,
+                                 end > first ? (end - first) * line : 0, s->height * line};
+}
+
+/* Adds what a chunk covers. */
+static void look_ahead(const abar__winograd *w, const side *s, int lanes, range chunk, abar__winograd_ahead *out)
+{
+    const int64_t per_image = w->tiles_h * w->tiles_w, plane = s->blocks * s->height * s->width * lanes;
+    while (chunk.begin < chunk.end) {
+        const int64_t image = chunk.begin / per_image, begin = image * per_image, images = (chunk.end - begin) / per_image;
+        const bool whole = chunk.begin == begin && images > 0;
+        const int64_t end = begin + (whole ? images : 1) * per_image, until = end < chunk.end ? end : chunk.end;
+        out->part[out->n++] = whole ? (abar__winograd_runs){s->memory + image * plane, 1, images * plane, 0}
+                                    : rows_of(w, s, lanes, image, (range){chunk.begin - begin, until - begin});
+        chunk.begin = until;
+    }
 }
 
 static void convolve(const abar__op *op, const abar__winograd *w, const abar__winograd_taps *taps, const float *g,
@@ -141,17 +174,17 @@ static void convolve(const abar__op *op, const abar__winograd *w, const abar__wi
     const conv *c = op->priv;
     const abar__winograd_kernels *k = c->kernels;
     const range channels = share(w->in_blocks * k->lanes), tiles = tiles_of(op, w);
-    const int64_t in = w->in_blocks * w->in_h * w->in_w * k->lanes, out = w->out_blocks * w->out_h * w->out_w * k->lanes;
+    const side from = source_side(w, src), to = output_side(w, dst);
     float *v = scratch + c->u + omp_get_thread_num() * c->own, *m = v + c->m;
     for (int64_t i = channels.begin; i < channels.end; i++) k->kernels(w, taps, g, i, scratch);
 #pragma omp barrier
     for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk) {
         range chunk = chunk_at(w, tiles, first);
-        abar__winograd_ahead ahead;
-        look_ahead(w, chunk_at(w, tiles, chunk.end), src, in, 0, &ahead);
-        look_ahead(w, chunk, dst, out, 1, &ahead);
+        abar__winograd_ahead ahead = {.n = 0};
+        look_ahead(w, &from, k->lanes, chunk_at(w, tiles, chunk.end), &ahead);
+        look_ahead(w, &to, k->lanes, chunk, &ahead);
         k->source(w, src, first, chunk.end - first, v);
-        k->multiply(w, scratch, v, chunk.end - first, m, ahead);
+        k->multiply(w, scratch, v, chunk.end - first, m, &ahead);
         k->output(w, m, bias, relu, first, chunk.end - first, dst);
     }
 }
@@ -171,18 +204,18 @@ static void weight_gradient(const abar__op *op, const abar__op_args *a)
     const abar__winograd *w = &c->forward;
     const abar__winograd_kernels *k = c->kernels;
     const int threads = omp_get_num_threads();
-    const int64_t in = w->in_blocks * w->in_h * w->in_w * k->lanes, out = w->out_blocks * w->out_h * w->out_w * k->lanes;
+    const side from = source_side(w, a->x[0]), with = output_side(w, a->dy);
     const range tiles = tiles_of(op, w), channels = share(w->inputs), outputs = share(op->desc.bias ? w->outputs : 0);
     float *all = (float *)a->scratch + c->u, *v = all + omp_get_thread_num() * c->own, *z = v + c->m;
     memset(v + c->sums, 0, (size_t)(c->own - c->sums) * sizeof(float));
     for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk) {
         range chunk = chunk_at(w, tiles, first), next = chunk_at(w, tiles, chunk.end);
-        abar__winograd_ahead ahead;
-        look_ahead(w, next, a->x[0], in, 0, &ahead);
-        look_ahead(w, next, a->dy, out, 1, &ahead);
+        abar__winograd_ahead ahead = {.n = 0};
+        look_ahead(w, &from, k->lanes, next, &ahead);
+        look_ahead(w, &with, k->lanes, next, &ahead);
         k->source(w, a->x[0], first, chunk.end - first, v);
         k->gradient(w, a->dy, first, chunk.end - first, z);
-        k->correlate(w, v, z, chunk.end - first, v + c->sums, v + c->bias, ahead);
+        k->correlate(w, v, z, chunk.end - first, v + c->sums, v + c->bias, &ahead);
     }
 #pragma omp barrier
     for (int64_t i = channels.begin; i < channels.end; i++)
