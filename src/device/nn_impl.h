@@ -130,8 +130,8 @@ typedef struct abar__op_args {
     const void *dstream;      /* its gradient, without the part that comes from y; NULL: it has no other reader */
     void *dx[ABAR_OP_MAX_IN]; /* written, or added to with add_dx; NULL where not needed */
     bool add_dx;              /* dx[0] already holds a gradient: add to it; only where op->view_align */
-    /* Elements from one pixel to the next (NHWC) of x[i] and dx[i], and of y and dy; 0: the number of channels. Other values
-     * occur only where op->view_align allows them. */
+    /* The channels of the value that contains x[i] and dx[i], or y and dy; 0: they are not contained in another. In NHWC it is
+     * the elements from one pixel to the next. Other values than 0 occur only where op->view_align allows them. */
     int64_t x_pitch[ABAR_OP_MAX_IN], y_pitch;
     const void *param[ABAR_OP_MAX_PARAM];
     const void *shadow[ABAR_OP_MAX_PARAM]; /* bf16 copy of param where activations are bf16 and it is a weight, else NULL */

@@ -1,4 +1,4 @@
-/* Operations that only add and copy: add, concat, flatten, and the parameter-free shortcut of CIFAR ResNets. */
+/* Operations that only add and copy: add, flatten, and the parameter-free shortcut of CIFAR ResNets. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/isa/combine_kernels.h"
 
@@ -64,72 +64,6 @@ static abar_status add_backward(abar__op *op, const abar__op_args *a)
 }
 
 const abar__op_impl abar__cpu_add = {"cpu-add", ABAR_OP_ADD, add_create, add_forward, add_backward, NULL};
-
-/* --- concat along channels: for each outer index, the inputs' blocks one after another ---------------------------- */
-
-typedef struct concat {
-    const abar__combine_kernels *kernels;
-    int64_t outer, length[ABAR_OP_MAX_IN], total; /* floats per outer index, of each input and of the output */
-    int parts;
-} concat;
-
-/* Whole blocks of channels can be concatenated by copying, and so can values in N16; only the last input may end in padding. */
-static abar_layout concat_layout(const abar__op *op)
-{
-    abar_layout layout = op->in_layout[0];
-    int64_t block = layout == ABAR_LAYOUT_C8 ? 8 : layout == ABAR_LAYOUT_C16 ? 16 : 1;
-    for (int i = 0; i + 1 < op->desc.n_in; i++)
-        if (op->desc.in[i].dim[1] % block != 0) return ABAR_LAYOUT_STRIDED;
-    return layout;
-}
-
-static abar_status concat_create(abar__op *op)
-{
-    abar_layout layout = concat_layout(op);
-    ABAR_TRY(abar__op_priv(op, sizeof(concat)));
-    concat *c = op->priv;
-    c->kernels = kernels(op);
-    for (int i = 0; i < op->desc.n_in; i++) {
-        abar__planes p = abar__planes_of(&op->desc.in[i], layout);
-        op->in_layout[i] = layout;
-        c->outer = p.outer;
-        c->length[i] = p.groups * p.pixels * p.lanes;
-        c->total += c->length[i];
-    }
-    c->parts = abar__parts(op->dev, c->outer * c->total, c->outer);
-    op->out_layout = layout;
-    op->takes_dy2 = true;
-    return ABAR_OK;
-}
-
-static abar_status concat_forward(abar__op *op, const abar__op_args *a)
-{
-    const concat *c = op->priv;
-#pragma omp parallel for num_threads(c->parts) schedule(static) if (c->parts > 1)
-    for (int64_t o = 0; o < c->outer; o++) {
-        float *y = (float *)a->y + o * c->total;
-        for (int i = 0; i < op->desc.n_in; y += c->length[i], i++)
-            move(c->kernels, (const float *)a->x[i] + o * c->length[i], NULL, y, c->length[i]);
-    }
-    return ABAR_OK;
-}
-
-static abar_status concat_backward(abar__op *op, const abar__op_args *a)
-{
-    const concat *c = op->priv;
-    const float *dy = a->dy, *dy2 = a->dy2;
-#pragma omp parallel for num_threads(c->parts) schedule(static) if (c->parts > 1)
-    for (int64_t o = 0; o < c->outer; o++) {
-        int64_t at = o * c->total;
-        for (int i = 0; i < op->desc.n_in; at += c->length[i], i++) {
-            float *dx = a->dx[i];
-            if (dx) move(c->kernels, dy + at, dy2 ? dy2 + at : NULL, dx + o * c->length[i], c->length[i]);
-        }
-    }
-    return ABAR_OK;
-}
-
-const abar__op_impl abar__cpu_concat = {"cpu-concat", ABAR_OP_CONCAT, concat_create, concat_forward, concat_backward, NULL};
 
 /* --- flatten: a dense value under another shape ------------------------------------------------------------------- */
 
