@@ -168,58 +168,81 @@ static void look_ahead(const abar__winograd *w, const side *s, int lanes, range 
     }
 }
 
-static void convolve(const abar__op *op, const abar__winograd *w, const abar__winograd_taps *taps, const float *g,
-                     const float *bias, bool relu, const float *src, float *dst, float *scratch)
+/* The memory of this thread: V, M (or Z), sums. */
+static float *own_scratch(const abar__op *op, float *scratch)
+{
+    const conv *c = op->priv;
+    return scratch + c->u + omp_get_thread_num() * c->own;
+}
+
+static void transform_weights(const abar__op *op, const abar__winograd *w, const abar__winograd_taps *taps, const float *g,
+                              float *u)
+{
+    const abar__winograd_kernels *k = ((const conv *)op->priv)->kernels;
+    const range channels = share(w->in_blocks * k->lanes);
+    for (int64_t i = channels.begin; i < channels.end; i++) k->kernels(w, taps, g, i, u);
+}
+
+/* The tiles of this thread from `first` on, as many as a chunk has. The next chunk of the source is prefetched. */
+static void convolve_chunk(const abar__op *op, const abar__winograd *w, const float *bias, const float *src, float *dst,
+                           float *scratch, int64_t first)
 {
     const conv *c = op->priv;
     const abar__winograd_kernels *k = c->kernels;
-    const range channels = share(w->in_blocks * k->lanes), tiles = tiles_of(op, w);
+    const range tiles = tiles_of(op, w), chunk = chunk_at(w, tiles, first);
     const side from = source_side(w, src), to = output_side(w, dst);
-    float *v = scratch + c->u + omp_get_thread_num() * c->own, *m = v + c->m;
-    for (int64_t i = channels.begin; i < channels.end; i++) k->kernels(w, taps, g, i, scratch);
-#pragma omp barrier
-    for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk) {
-        range chunk = chunk_at(w, tiles, first);
-        abar__winograd_ahead ahead = {.n = 0};
-        look_ahead(w, &from, k->lanes, chunk_at(w, tiles, chunk.end), &ahead);
-        look_ahead(w, &to, k->lanes, chunk, &ahead);
-        k->source(w, src, first, chunk.end - first, v);
-        k->multiply(w, scratch, v, chunk.end - first, m, &ahead);
-        k->output(w, m, bias, relu, first, chunk.end - first, dst);
-    }
+    const bool relu = w == &c->forward && op->desc.activation == ABAR_ACT_RELU;
+    float *v = own_scratch(op, scratch), *m = v + c->m;
+    abar__winograd_ahead ahead = {.n = 0};
+    look_ahead(w, &from, k->lanes, chunk_at(w, tiles, chunk.end), &ahead);
+    look_ahead(w, &to, k->lanes, chunk, &ahead);
+    k->source(w, src, first, chunk.end - first, v);
+    k->multiply(w, scratch, v, chunk.end - first, m, &ahead);
+    k->output(w, m, bias, relu, first, chunk.end - first, dst);
 }
 
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
     const conv *c = op->priv;
+    const abar__winograd *w = &c->forward;
 #pragma omp parallel num_threads(op->dev->threads)
-    convolve(op, &c->forward, &c->taps, a->param[0], op->desc.bias ? a->param[1] : NULL, op->desc.activation == ABAR_ACT_RELU,
-             a->x[0], a->y, a->scratch);
+    {
+        const range tiles = tiles_of(op, w);
+        transform_weights(op, w, &c->taps, a->param[0], a->scratch);
+#pragma omp barrier
+        for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk)
+            convolve_chunk(op, w, op->desc.bias ? a->param[1] : NULL, a->x[0], a->y, a->scratch, first);
+    }
     return ABAR_OK;
 }
 
-static void weight_gradient(const abar__op *op, const abar__op_args *a)
+/* Adds a chunk to this thread's sums. The next chunk of x is prefetched, and that of dy where nobody else does. */
+static void correlate_chunk(const abar__op *op, const abar__op_args *a, int64_t first)
 {
     const conv *c = op->priv;
     const abar__winograd *w = &c->forward;
     const abar__winograd_kernels *k = c->kernels;
-    const int threads = omp_get_num_threads();
+    const range tiles = tiles_of(op, w), chunk = chunk_at(w, tiles, first), next = chunk_at(w, tiles, chunk.end);
     const side from = source_side(w, a->x[0]), with = output_side(w, a->dy);
-    const range tiles = tiles_of(op, w), channels = share(w->inputs), outputs = share(op->desc.bias ? w->outputs : 0);
-    float *all = (float *)a->scratch + c->u, *v = all + omp_get_thread_num() * c->own, *z = v + c->m;
-    memset(v + c->sums, 0, (size_t)(c->own - c->sums) * sizeof(float));
-    for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk) {
-        range chunk = chunk_at(w, tiles, first), next = chunk_at(w, tiles, chunk.end);
-        abar__winograd_ahead ahead = {.n = 0};
-        look_ahead(w, &from, k->lanes, next, &ahead);
-        look_ahead(w, &with, k->lanes, next, &ahead);
-        k->source(w, a->x[0], first, chunk.end - first, v);
-        k->gradient(w, a->dy, first, chunk.end - first, z);
-        k->correlate(w, v, z, chunk.end - first, v + c->sums, v + c->bias, &ahead);
-    }
-#pragma omp barrier
+    float *v = own_scratch(op, a->scratch), *z = v + c->m;
+    abar__winograd_ahead ahead = {.n = 0};
+    look_ahead(w, &from, k->lanes, next, &ahead);
+    if (!op->desc.need_dx[0]) look_ahead(w, &with, k->lanes, next, &ahead);
+    k->source(w, a->x[0], first, chunk.end - first, v);
+    k->gradient(w, a->dy, first, chunk.end - first, z);
+    k->correlate(w, v, z, chunk.end - first, v + c->sums, v + c->bias, &ahead);
+}
+
+/* The gradients of the weights and the bias from the sums of all threads. */
+static void collect(const abar__op *op, const abar__op_args *a)
+{
+    const conv *c = op->priv;
+    const abar__winograd *w = &c->forward;
+    const int threads = omp_get_num_threads();
+    const range channels = share(w->inputs), outputs = share(op->desc.bias ? w->outputs : 0);
+    const float *all = (float *)a->scratch + c->u;
     for (int64_t i = channels.begin; i < channels.end; i++)
-        k->collect(w, &c->taps, all + c->sums, c->own, threads, i, a->accumulate, a->dparam[0]);
+        c->kernels->collect(w, &c->taps, all + c->sums, c->own, threads, i, a->accumulate, a->dparam[0]);
     float *db = a->dparam[1];
     for (int64_t o = outputs.begin; o < outputs.end; o++) {
         float sum = a->accumulate ? db[o] : 0.0f;
@@ -228,15 +251,31 @@ static void weight_gradient(const abar__op *op, const abar__op_args *a)
     }
 }
 
-static abar_status backward(abar__op *op, const abar__op_args *a)
+/* Both gradients of a chunk, one after the other: dy is then read from memory once. With other padding than 1 their tiles do
+ * not have the same pixels, and one has more of them. */
+static void gradients(const abar__op *op, const abar__op_args *a)
 {
     const conv *c = op->priv;
+    const bool dx = op->desc.need_dx[0];
+    const range there = tiles_of(op, &c->forward), back = tiles_of(op, &c->back);
+    float *sums = own_scratch(op, a->scratch) + c->sums;
+    memset(sums, 0, (size_t)(c->own - c->sums) * sizeof *sums);
+    if (dx) transform_weights(op, &c->back, &c->back_taps, a->param[0], a->scratch);
+#pragma omp barrier
+    for (int64_t done = 0; there.begin + done < there.end || (dx && back.begin + done < back.end); done += c->forward.chunk) {
+        if (there.begin + done < there.end) correlate_chunk(op, a, there.begin + done);
+        if (dx && back.begin + done < back.end)
+            convolve_chunk(op, &c->back, NULL, a->dy, a->dx[0], a->scratch, back.begin + done);
+    }
+#pragma omp barrier
+    collect(op, a);
+}
+
+static abar_status backward(abar__op *op, const abar__op_args *a)
+{
     abar__relu_gradient(op, a);
 #pragma omp parallel num_threads(op->dev->threads)
-    {
-        weight_gradient(op, a);
-        if (op->desc.need_dx[0]) convolve(op, &c->back, &c->back_taps, a->param[0], NULL, false, a->dy, a->dx[0], a->scratch);
-    }
+    gradients(op, a);
     return ABAR_OK;
 }
 
