@@ -148,8 +148,9 @@ typedef struct abar__op_args {
      * order of tokens: the mean over the queries of its window of the probability (before dropout) that they give to this
      * token */
     void *columns;
-    void *moments; /* CONCAT: a training forward writes the moments of those channels of y that it copies here, op->moment_bytes
-                    * per channel; BATCH_NORM: reads the moments of x here. NULL: not wanted, or BATCH_NORM computes its own */
+    void *moments; /* CONCAT, CONV2D: a training forward writes the moments of the channels of y here, those of a CONCAT that it
+                    * copies, op->moment_bytes per channel; BATCH_NORM: reads the moments of x here. NULL: not wanted, or
+                    * BATCH_NORM computes its own */
     void *saved;   /* op->saved_bytes, kept from forward to backward */
     void *scratch; /* op->scratch_bytes, for one call */
 } abar__op_args;
@@ -185,7 +186,7 @@ struct abar__op {
      * a CONCAT this holds for every input and y; an input that is stored within y, with its dx in dy (and no dy2), is not
      * copied. */
     int view_align;
-    size_t moment_bytes; /* of a channel: CONCAT: of the moments it writes; BATCH_NORM: of those it can read; 0: none */
+    size_t moment_bytes; /* of a channel: CONCAT, CONV2D: of the moments it writes; BATCH_NORM: of those it can read; 0: none */
     void *priv;          /* the implementation's own */
     size_t priv_bytes;
 };

@@ -139,11 +139,11 @@ static int64_t pitch_of(const abar_net *net, int value)
     return within >= 0 ? net->values[within].shape.dim[1] : 0;
 }
 
-/* The moments of the channels of a concatenation's output or of a batch norm's input, in the buffer of their chain. */
+/* The moments of the channels of a batch norm's input, or of what another operation writes, in the buffer of their chain. */
 static void *moments_address(const abar_net *net, const abar__step *step)
 {
     if (step->op->moment_bytes == 0) return NULL;
-    const abar__value *v = &net->values[step->op->desc.kind == ABAR_OP_CONCAT ? step->out : step->in[0]];
+    const abar__value *v = &net->values[step->op->desc.kind == ABAR_OP_BATCH_NORM ? step->in[0] : step->out];
     char *moments = address(net, v->within >= 0 ? net->values[v->within].moments : v->moments);
     return moments ? moments + (size_t)v->channel * step->op->moment_bytes : NULL;
 }

@@ -12,7 +12,8 @@ typedef struct conv {
     const abar__winograd_kernels *kernels;
     abar__winograd forward, back; /* x -> y, dy -> dx */
     abar__winograd_taps taps, back_taps;
-    /* scratch, in floats: U, then for each thread V, M (or Z), and the sums of the weights' and the bias's gradients */
+    /* scratch, in floats: U, then for each thread V, M (or Z), and the sums of the weights' and the bias's gradients; in their
+     * place the moments of the output */
     int64_t u, m, sums, bias, own;
 } conv;
 
@@ -98,6 +99,7 @@ static abar_status create(abar__op *op)
     c->back_taps = (abar__winograd_taps){.output = 9, .input = w.inputs * 9, .flipped = true};
     plan_scratch(op);
     op->in_layout[0] = op->out_layout = kernels->lanes == 16 ? ABAR_LAYOUT_C16 : ABAR_LAYOUT_C8;
+    op->moment_bytes = sizeof(abar__norm_moments);
     op->backward_needs = ABAR_NEEDS_X | (d->activation == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0u);
     return ABAR_OK;
 }
@@ -183,9 +185,15 @@ static void transform_weights(const abar__op *op, const abar__winograd *w, const
     for (int64_t i = channels.begin; i < channels.end; i++) k->kernels(w, taps, g, i, u);
 }
 
+/* The moments of the output that this thread's tiles have. */
+static abar__norm_moments *own_moments(const conv *c, float *scratch, int thread)
+{
+    return (abar__norm_moments *)(scratch + c->u + thread * c->own + c->sums);
+}
+
 /* The tiles of this thread from `first` on, as many as a chunk has. The next chunk of the source is prefetched. */
 static void convolve_chunk(const abar__op *op, const abar__winograd *w, const float *bias, const float *src, float *dst,
-                           float *scratch, int64_t first)
+                           float *scratch, int64_t first, abar__norm_moments *moments)
 {
     const conv *c = op->priv;
     const abar__winograd_kernels *k = c->kernels;
@@ -198,21 +206,46 @@ static void convolve_chunk(const abar__op *op, const abar__winograd *w, const fl
     look_ahead(w, &to, k->lanes, chunk, &ahead);
     k->source(w, src, first, chunk.end - first, v);
     k->multiply(w, scratch, v, chunk.end - first, m, &ahead);
-    k->output(w, m, bias, relu, first, chunk.end - first, dst);
+    k->output(w, m, bias, relu, first, chunk.end - first, dst, moments);
+}
+
+/* Adds up the moments of all threads, always in the same order. */
+static void join_moments(const abar__op *op, const abar__op_args *a)
+{
+    const conv *c = op->priv;
+    const int threads = omp_get_num_threads();
+    const range channels = share(c->forward.outputs);
+    abar__norm_moments *to = a->moments;
+    for (int64_t i = channels.begin; i < channels.end; i++) {
+        to[i] = own_moments(c, a->scratch, 0)[i];
+        for (int t = 1; t < threads; t++) {
+            to[i].sum += own_moments(c, a->scratch, t)[i].sum;
+            to[i].square += own_moments(c, a->scratch, t)[i].square;
+        }
+    }
+}
+
+static void output_tiles(const abar__op *op, const abar__op_args *a)
+{
+    const conv *c = op->priv;
+    const abar__winograd *w = &c->forward;
+    const range tiles = tiles_of(op, w);
+    const bool wanted = a->moments && a->run->training;
+    abar__norm_moments *moments = wanted ? own_moments(c, a->scratch, omp_get_thread_num()) : NULL;
+    if (wanted) memset(moments, 0, (size_t)(w->out_blocks * c->kernels->lanes) * sizeof *moments);
+    transform_weights(op, w, &c->taps, a->param[0], a->scratch);
+#pragma omp barrier
+    for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk)
+        convolve_chunk(op, w, op->desc.bias ? a->param[1] : NULL, a->x[0], a->y, a->scratch, first, moments);
+    if (!wanted) return;
+#pragma omp barrier
+    join_moments(op, a);
 }
 
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
-    const conv *c = op->priv;
-    const abar__winograd *w = &c->forward;
 #pragma omp parallel num_threads(op->dev->threads)
-    {
-        const range tiles = tiles_of(op, w);
-        transform_weights(op, w, &c->taps, a->param[0], a->scratch);
-#pragma omp barrier
-        for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk)
-            convolve_chunk(op, w, op->desc.bias ? a->param[1] : NULL, a->x[0], a->y, a->scratch, first);
-    }
+    output_tiles(op, a);
     return ABAR_OK;
 }
 
@@ -265,7 +298,7 @@ static void gradients(const abar__op *op, const abar__op_args *a)
     for (int64_t done = 0; there.begin + done < there.end || (dx && back.begin + done < back.end); done += c->forward.chunk) {
         if (there.begin + done < there.end) correlate_chunk(op, a, there.begin + done);
         if (dx && back.begin + done < back.end)
-            convolve_chunk(op, &c->back, NULL, a->dy, a->dx[0], a->scratch, back.begin + done);
+            convolve_chunk(op, &c->back, NULL, a->dy, a->dx[0], a->scratch, back.begin + done, NULL);
     }
 #pragma omp barrier
     collect(op, a);

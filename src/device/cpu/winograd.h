@@ -10,7 +10,7 @@
 #ifndef ABAR_WINOGRAD_H
 #define ABAR_WINOGRAD_H
 
-#include "device/cpu/isa.h"
+#include "device/cpu/isa/batch_norm_kernels.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,9 +55,10 @@ typedef struct abar__winograd_kernels {
     void (*source)(const abar__winograd *w, const float *src, int64_t first, int64_t count, float *v);
     void (*multiply)(const abar__winograd *w, const float *u, const float *v, int64_t count, float *m,
                      const abar__winograd_ahead *ahead);
-    /* Tiles of dst from m; bias (outputs) or NULL. */
+    /* Tiles of dst from m; bias (outputs) or NULL. Adds the moments of what it writes to those of the channels (out_blocks *
+     * lanes), unless that is NULL. */
     void (*output)(const abar__winograd *w, const float *m, const float *bias, bool relu, int64_t first, int64_t count,
-                   float *dst);
+                   float *dst, abar__norm_moments *moments);
     /* Z of tiles of the gradient of dst. */
     void (*gradient)(const abar__winograd *w, const float *dy, int64_t first, int64_t count, float *z);
     /* Adds V Z, summed over count tiles, to s (36, in_blocks, out_blocks, lanes of c, lanes of o), and dy to bias. */

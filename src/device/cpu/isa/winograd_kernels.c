@@ -214,31 +214,75 @@ INLINE void raise_to(const vec *floor, vec *v)
     *v = (vec)(((ivec)*v & ~below) | ((ivec)*floor & below));
 }
 
-static void output(const abar__winograd *w, const float *m, const float *bias, bool relu, int64_t first, int64_t count,
-                   float *dst)
+/* Sums over the pixels of one tile: of d = y - k and of d * d, with k the first of them, so that float is accurate enough. */
+typedef struct tile_sums {
+    vec k, sum, square;
+    float count;
+} tile_sums;
+
+INLINE void add_pixel(tile_sums *s, const vec *y, const bool first)
+{
+    if (first) s->k = *y;
+    const vec d = *y - s->k;
+    s->sum += d;
+    s->square += d * d;
+    s->count += 1.0f;
+}
+
+typedef double dvec __attribute__((vector_size(LANES * 8), may_alias));
+
+/* The sums of y and of y * y, in double. */
+INLINE void add_tile(const tile_sums *s, dvec *sum, dvec *square)
+{
+    const dvec k = __builtin_convertvector(s->k, dvec), d = __builtin_convertvector(s->sum, dvec);
+    const dvec all = k * (double)s->count;
+    *sum += d + all;
+    *square += __builtin_convertvector(s->square, dvec) + k * (2.0 * d + all);
+}
+
+/* One block of outputs. */
+INLINE void output_block(const abar__winograd *w, const float *m, const float *add, bool relu, int64_t first, int64_t count,
+                         int64_t b, float *dst, abar__norm_moments *moments, const bool wanted)
 {
     const int64_t place = abar__winograd_place(w, w->out_blocks, LANES);
     const vec floor = (vec){0} - (relu ? 0.0f : INFINITY);
+    dvec sum = {0}, square = {0};
+    for (int64_t t = 0; t < count; t++) {
+        corner at = corner_of(w, first + t);
+        const float *from = m + (b * w->chunk + t) * LANES;
+        float *to = dst + (((at.image * w->out_blocks + b) * w->out_h + at.row) * w->out_w + at.column) * LANES;
+        tile_sums s = {.count = 0.0f};
+        vec y[PLACES];
+        UNROLL for (int i = 0; i < PLACES; i++) y[i] = *(const vec *)(from + i * place);
+        UNROLL for (int i = 0; i < PATCH; i++) times_at(y + i, PATCH);
+        UNROLL for (int i = 0; i < TILE; i++) times_at(y + i * PATCH, 1);
+        bool whole = at.row + TILE <= w->out_h && at.column + TILE <= w->out_w;
+        UNROLL for (int i = 0; i < TILE * TILE;
+                    i++) if (whole || (at.row + i / TILE < w->out_h && at.column + i % TILE < w->out_w))
+        {
+            vec value = y[i / TILE * PATCH + i % TILE] + *(const vec *)add;
+            raise_to(&floor, &value);
+            if (wanted) add_pixel(&s, &value, i == 0);
+            *(vec *)(to + (i / TILE * w->out_w + i % TILE) * LANES) = value;
+        }
+        if (wanted) add_tile(&s, &sum, &square);
+    }
+    for (int l = 0; wanted && l < LANES; l++) {
+        moments[b * LANES + l].sum += sum[l];
+        moments[b * LANES + l].square += square[l];
+    }
+}
+
+static void output(const abar__winograd *w, const float *m, const float *bias, bool relu, int64_t first, int64_t count,
+                   float *dst, abar__norm_moments *moments)
+{
     for (int64_t b = 0; b < w->out_blocks; b++) {
         float add[LANES] __attribute__((aligned(64))) = {0};
         for (int64_t o = 0; bias && o < LANES && b * LANES + o < w->outputs; o++) add[o] = bias[b * LANES + o];
-        for (int64_t t = 0; t < count; t++) {
-            corner at = corner_of(w, first + t);
-            const float *from = m + (b * w->chunk + t) * LANES;
-            float *to = dst + (((at.image * w->out_blocks + b) * w->out_h + at.row) * w->out_w + at.column) * LANES;
-            vec y[PLACES];
-            UNROLL for (int i = 0; i < PLACES; i++) y[i] = *(const vec *)(from + i * place);
-            UNROLL for (int i = 0; i < PATCH; i++) times_at(y + i, PATCH);
-            UNROLL for (int i = 0; i < TILE; i++) times_at(y + i * PATCH, 1);
-            bool whole = at.row + TILE <= w->out_h && at.column + TILE <= w->out_w;
-            UNROLL for (int i = 0; i < TILE * TILE;
-                        i++) if (whole || (at.row + i / TILE < w->out_h && at.column + i % TILE < w->out_w))
-            {
-                vec value = y[i / TILE * PATCH + i % TILE] + *(const vec *)add;
-                raise_to(&floor, &value);
-                *(vec *)(to + (i / TILE * w->out_w + i % TILE) * LANES) = value;
-            }
-        }
+        if (moments)
+            output_block(w, m, add, relu, first, count, b, dst, moments, true);
+        else
+            output_block(w, m, add, relu, first, count, b, dst, NULL, false);
     }
 }
 
