@@ -130,8 +130,8 @@ typedef struct abar__op_args {
     const void *dstream;      /* its gradient, without the part that comes from y; NULL: it has no other reader */
     void *dx[ABAR_OP_MAX_IN]; /* written, or added to with add_dx; NULL where not needed */
     bool add_dx;              /* dx[0] already holds a gradient: add to it; only where op->view_align */
-    /* Elements from one pixel to the next (NHWC) of x[i] and dx[i], and of y and dy; 0: the number of channels. Other values
-     * occur only where op->view_align allows them. */
+    /* The channels of the value that contains x[i] and dx[i], or y and dy; 0: they are not contained in another. In NHWC it is
+     * the elements from one pixel to the next. Other values than 0 occur only where op->view_align allows them. */
     int64_t x_pitch[ABAR_OP_MAX_IN], y_pitch;
     const void *param[ABAR_OP_MAX_PARAM];
     const void *shadow[ABAR_OP_MAX_PARAM]; /* bf16 copy of param where activations are bf16 and it is a weight, else NULL */
@@ -148,8 +148,9 @@ typedef struct abar__op_args {
      * order of tokens: the mean over the queries of its window of the probability (before dropout) that they give to this
      * token */
     void *columns;
-    void *moments; /* CONCAT: a training forward writes the moments of those channels of y that it copies here, op->moment_bytes
-                    * per channel; BATCH_NORM: reads the moments of x here. NULL: not wanted, or BATCH_NORM computes its own */
+    void *moments; /* CONCAT, CONV2D: a training forward writes the moments of the channels of y here, those of a CONCAT that it
+                    * copies, op->moment_bytes per channel; BATCH_NORM: reads the moments of x here. NULL: not wanted, or
+                    * BATCH_NORM computes its own */
     void *saved;   /* op->saved_bytes, kept from forward to backward */
     void *scratch; /* op->scratch_bytes, for one call */
 } abar__op_args;
@@ -185,7 +186,7 @@ struct abar__op {
      * a CONCAT this holds for every input and y; an input that is stored within y, with its dx in dy (and no dy2), is not
      * copied. */
     int view_align;
-    size_t moment_bytes; /* of a channel: CONCAT: of the moments it writes; BATCH_NORM: of those it can read; 0: none */
+    size_t moment_bytes; /* of a channel: CONCAT, CONV2D: of the moments it writes; BATCH_NORM: of those it can read; 0: none */
     void *priv;          /* the implementation's own */
     size_t priv_bytes;
 };

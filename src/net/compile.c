@@ -122,26 +122,28 @@ static void *address(const abar_net *net, int buffer)
     return buffer < 0 ? NULL : (char *)net->arena + net->buffers[buffer].offset;
 }
 
-/* The address of the value, or of its gradient, in this buffer. */
+/* The address of the value, or of its gradient, in this buffer. In blocks of channels all pixels of the earlier ones come
+ * first. */
 static void *part_address(const abar_net *net, int buffer, int value)
 {
     const abar__value *v = &net->values[value];
-    const size_t skip = v->within >= 0 ? (size_t)v->channel * abar_dtype_size(net->dev->activation) : 0;
+    const int64_t elements = v->layout == ABAR_LAYOUT_NHWC ? v->channel : v->channel * v->shape.dim[2] * v->shape.dim[3];
+    const size_t skip = v->within >= 0 ? (size_t)elements * abar_dtype_size(net->dev->activation) : 0;
     return buffer < 0 ? NULL : (char *)address(net, buffer) + skip;
 }
 
-/* The distance of two pixels in elements; 0: the value is dense. */
+/* The channels of the value that contains this one; 0: it is dense. */
 static int64_t pitch_of(const abar_net *net, int value)
 {
     const int within = net->values[value].within;
     return within >= 0 ? net->values[within].shape.dim[1] : 0;
 }
 
-/* The moments of the channels of a concatenation's output or of a batch norm's input, in the buffer of their chain. */
+/* The moments of the channels of a batch norm's input, or of what another operation writes, in the buffer of their chain. */
 static void *moments_address(const abar_net *net, const abar__step *step)
 {
     if (step->op->moment_bytes == 0) return NULL;
-    const abar__value *v = &net->values[step->op->desc.kind == ABAR_OP_CONCAT ? step->out : step->in[0]];
+    const abar__value *v = &net->values[step->op->desc.kind == ABAR_OP_BATCH_NORM ? step->in[0] : step->out];
     char *moments = address(net, v->within >= 0 ? net->values[v->within].moments : v->moments);
     return moments ? moments + (size_t)v->channel * step->op->moment_bytes : NULL;
 }

@@ -41,13 +41,26 @@ static int output_buffer(abar_net *net, int s)
     return net->values[owner].buffer;
 }
 
-/* The value that holds the moments which this step computes or uses: the largest of a chain of concatenations. These compute
- * the moments for the batch norms that read a value of the chain. -1: none. */
+static bool is_norm(const abar__step *step) { return step->op->desc.kind == ABAR_OP_BATCH_NORM; }
+
+/* Whether a convolution computes the moments of v while it writes it, for a batch norm that reads it. */
+static bool is_measured(const abar_net *net, int v)
+{
+    const int maker = net->values[v].producer;
+    if (maker < 0 || net->steps[maker].op->desc.kind != ABAR_OP_CONV2D || !net->steps[maker].op->moment_bytes) return false;
+    for (int s = maker + 1; s < net->n_steps; s++)
+        if (is_norm(&net->steps[s]) && net->steps[s].in[0] == v && net->steps[s].op->moment_bytes) return true;
+    return false;
+}
+
+/* The value that holds the moments which this step computes or uses: a convolution's output, or the largest of a chain of
+ * concatenations, which compute the moments for the batch norms that read a value of the chain. -1: none. */
 static int chain_of(const abar_net *net, const abar__step *step)
 {
-    const bool makes = step->op->desc.kind == ABAR_OP_CONCAT;
-    const int v = makes ? step->out : step->in[0], host = v >= 0 && net->values[v].within >= 0 ? net->values[v].within : v;
-    return step->op->moment_bytes > 0 && net->values[host].hosts && net->config.training ? host : -1;
+    const int v = is_norm(step) ? step->in[0] : step->out,
+              host = v >= 0 && net->values[v].within >= 0 ? net->values[v].within : v;
+    if (step->op->moment_bytes == 0 || !net->config.training) return -1;
+    return net->values[host].hosts || is_measured(net, host) ? host : -1;
 }
 
 static abar_status moments_buffer(abar_net *net, int s)
@@ -57,7 +70,7 @@ static abar_status moments_buffer(abar_net *net, int s)
     if (host < 0) return ABAR_OK;
     abar__value *v = &net->values[host];
     const size_t bytes = (size_t)v->shape.dim[1] * step->op->moment_bytes;
-    if (v->moments < 0 && step->op->desc.kind != ABAR_OP_CONCAT) return ABAR_OK;
+    if (v->moments < 0 && is_norm(step)) return ABAR_OK;
     if (v->moments < 0) v->moments = add_buffer(net, bytes, s, s);
     if (v->moments < 0) return (abar_status)v->moments;
     live_until(net, v->moments, s);

@@ -382,7 +382,10 @@ static void models_cpu_matches_ref_in_loss_and_every_gradient(void **state)
     compare_with_ref("mlp", "", 9, 2);
     /* blocks of channels */
     compare_with_ref("densenet121", "image-size=8 layers=2-2 growth=16", 2, 2);
+    compare_with_ref("densenet121", "image-size=7 layers=4-3 growth=16", 9, 3); /* with AVX2 planes of uneven size */
+    compare_with_ref("densenet121", "image-size=9 layers=3-4 growth=32", 7, 3);
     compare_with_ref("resnet50", "image-size=33 classes=10 blocks=1-2-1 width=16", 2, 2);
+    compare_with_ref("resnet50", "image-size=28 classes=10 blocks=1-1 width=32", 9, 3); /* moments from uneven tiles */
     compare_with_ref("deit-tiny", "image-size=32 classes=10 depth=2 drop=0.1 attention-drop=0.1 drop-path=0.5", 3, 2);
     compare_with_ref("swin-tiny", "image-size=56 classes=10 patch=4 window=7 depths=2-2 heads=3-6 width=48 attention-drop=0.1",
                      2, 2);

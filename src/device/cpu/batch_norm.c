@@ -4,7 +4,10 @@
  * residual) to write y. Backward reads what it needs for the two sums over g = (dy + dy2) masked by the ReLU, then again to
  * write dx = scale rstd (g - mean g - xhat mean(g xhat)). The second pass goes backwards through each thread's part, whose
  * end is still in cache. The residual's gradient is g itself: where it is wanted, the second pass reads g from there.
- * Without a residual the ReLU's mask is computed from x, and y is not read at all. */
+ * Without a residual the ReLU's mask is computed from x, and y is not read at all.
+ *
+ * In C8 and C16 x, with its gradient, may be some channels of a wider value. The concatenation that made that then gives the
+ * moments, so that the first pass falls away, and the gradient is added to. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/isa/batch_norm_kernels.h"
 
@@ -40,6 +43,10 @@ static abar_status create(abar__op *op)
     op->out_layout = op->in_layout[0];
     if (d->residual) op->in_layout[1] = op->in_layout[0];
     op->takes_dy2 = true;
+    if (p.layout == ABAR_LAYOUT_C8 || p.layout == ABAR_LAYOUT_C16) {
+        op->view_align = p.lanes;
+        op->moment_bytes = sizeof(abar__norm_moments);
+    }
     op->backward_needs = ABAR_NEEDS_X | (d->residual && d->activation == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0);
     op->saved_bytes = 2 * (size_t)b->padded * sizeof(float); /* mean, rstd */
     op->scratch_bytes = (size_t)b->padded * (2 * (size_t)b->parts * sizeof(double) + ABAR_NORM_COEFS * sizeof(float));
@@ -58,6 +65,13 @@ static int piece_rows(const batch_norm *b, int64_t piece, abar__norm_rows out[2]
     out[0] = (abar__norm_rows){piece * n, rows, 16, 16};
     out[1] = (abar__norm_rows){piece * n + rows * 16, 1, 16, (int)(n % 16)};
     return n % 16 ? 2 : 1;
+}
+
+/* How much later than the other values x has a piece: it lies between channels that are not its own. */
+static int64_t piece_skip(const batch_norm *b, const abar__op_args *a, int64_t piece)
+{
+    if (a->x_pitch[0] == 0) return 0;
+    return piece / b->planes.groups * (a->x_pitch[0] / b->planes.lanes - b->planes.groups) * abar__plane_floats(&b->planes);
 }
 
 static int64_t piece_group(const batch_norm *b, int64_t piece) { return b->columns ? piece : piece % b->planes.groups; }
@@ -110,7 +124,8 @@ static void moments_part(const batch_norm *b, const abar__op_args *a, int part)
         abar__norm_rows rows[2];
         double s[16] = {0}, q[16] = {0};
         int n = piece_rows(b, piece, rows);
-        for (int i = 0; i < n; i++) b->kernels->moments(&rows[i], a->x[0], s, q);
+        const float *x = (const float *)a->x[0] + piece_skip(b, a, piece);
+        for (int i = 0; i < n; i++) b->kernels->moments(&rows[i], x, s, q);
         fold(b, piece, s, sum);
         fold(b, piece, q, square);
     }
@@ -127,19 +142,29 @@ static void normalize_part(const abar__op *op, const abar__op_args *a, int part)
         abar__norm_coef coef;
         expand(b, piece, coefficients(b, a), ABAR_NORM_SHIFT + 1, &coef);
         int n = piece_rows(b, piece, rows);
-        for (int i = 0; i < n; i++) b->kernels->normalize(&rows[i], &coef, a->x[0], residual, a->y, relu);
+        const float *x = (const float *)a->x[0] + piece_skip(b, a, piece);
+        for (int i = 0; i < n; i++) b->kernels->normalize(&rows[i], &coef, x, residual, a->y, relu);
     }
+}
+
+/* The sums of x and of x*x of a channel: given, or summed here. */
+static abar__norm_moments channel_moments(const batch_norm *b, const abar__op_args *a, int64_t c)
+{
+    if (a->moments) return ((const abar__norm_moments *)a->moments)[c];
+    const double *sum = part_sums(b, a, 0);
+    return (abar__norm_moments){sum[c], sum[b->padded + c]};
 }
 
 /* Mean and 1/deviation of the batch from the sums; updates the running statistics. */
 static void batch_statistics(const abar__op *op, const abar__op_args *a, float *mean, float *rstd)
 {
     const batch_norm *b = op->priv;
-    const double *sum = join_parts(b, a), *square = sum + b->padded;
+    if (!a->moments) join_parts(b, a);
     float *running_mean = a->buffer[0], *running_variance = a->buffer[1];
     double n = (double)b->count, momentum = a->run->hold ? 0.0 : op->desc.momentum;
     for (int64_t c = 0; c < b->planes.channels; c++) {
-        double m = sum[c] / n, variance = square[c] / n - m * m;
+        const abar__norm_moments total = channel_moments(b, a, c);
+        double m = total.sum / n, variance = total.square / n - m * m;
         if (variance < 0) variance = 0;
         mean[c] = (float)m;
         rstd[c] = (float)(1 / sqrt(variance + op->desc.eps));
@@ -188,8 +213,9 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     clear_coefficients(b, a);
     float *mean = coefficients(b, a) + ABAR_NORM_MEAN * b->padded, *rstd = coefficients(b, a) + ABAR_NORM_SCALE * b->padded;
     if (a->run->training) {
-#pragma omp parallel for num_threads(b->parts) schedule(static) if (b->parts > 1)
-        for (int part = 0; part < b->parts; part++) moments_part(b, a, part);
+        const int parts = a->moments ? 0 : b->parts;
+#pragma omp parallel for num_threads(b->parts) schedule(static) if (parts > 1)
+        for (int part = 0; part < parts; part++) moments_part(b, a, part);
         batch_statistics(op, a, mean, rstd);
     } else {
         running_statistics(op, a, mean, rstd);
@@ -215,7 +241,9 @@ static void sums_part(const batch_norm *b, const abar__op_args *a, const abar__n
         expand(b, piece, coefficients(b, a), ABAR_NORM_SHIFT + 1, &coef);
         double s[16] = {0}, q[16] = {0};
         int n = piece_rows(b, piece, rows);
-        for (int i = 0; i < n; i++) b->kernels->gradient_sums(&rows[i], &coef, streams, a->dx[1], s, q);
+        abar__norm_grad from = *streams;
+        from.x += piece_skip(b, a, piece);
+        for (int i = 0; i < n; i++) b->kernels->gradient_sums(&rows[i], &coef, &from, a->dx[1], s, q);
         fold(b, piece, s, sum);
         fold(b, piece, q, with_x);
     }
@@ -229,7 +257,10 @@ static void input_part(const batch_norm *b, const abar__op_args *a, const abar__
         abar__norm_coef coef;
         expand(b, piece, coefficients(b, a), ABAR_NORM_COEFS, &coef);
         int n = piece_rows(b, piece, rows);
-        for (int i = 0; i < n; i++) b->kernels->gradient_input(&rows[i], &coef, streams, a->dx[0]);
+        const int64_t skip = piece_skip(b, a, piece);
+        abar__norm_grad from = *streams;
+        from.x += skip;
+        for (int i = 0; i < n; i++) b->kernels->gradient_input(&rows[i], &coef, &from, (float *)a->dx[0] + skip, a->add_dx);
     }
 }
 

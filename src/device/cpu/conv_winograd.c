@@ -12,7 +12,8 @@ typedef struct conv {
     const abar__winograd_kernels *kernels;
     abar__winograd forward, back; /* x -> y, dy -> dx */
     abar__winograd_taps taps, back_taps;
-    /* scratch, in floats: U, then for each thread V, M (or Z), and the sums of the weights' and the bias's gradients */
+    /* scratch, in floats: U, then for each thread V, M (or Z), and the sums of the weights' and the bias's gradients; in their
+     * place the moments of the output */
     int64_t u, m, sums, bias, own;
 } conv;
 
@@ -98,6 +99,7 @@ static abar_status create(abar__op *op)
     c->back_taps = (abar__winograd_taps){.output = 9, .input = w.inputs * 9, .flipped = true};
     plan_scratch(op);
     op->in_layout[0] = op->out_layout = kernels->lanes == 16 ? ABAR_LAYOUT_C16 : ABAR_LAYOUT_C8;
+    op->moment_bytes = sizeof(abar__norm_moments);
     op->backward_needs = ABAR_NEEDS_X | (d->activation == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0u);
     return ABAR_OK;
 }
@@ -126,67 +128,154 @@ static range chunk_at(const abar__winograd *w, range tiles, int64_t first)
     return (range){first, end < tiles.end ? end : tiles.end};
 }
 
-/* The approximate range of an activation with so many blocks of h x w pixels that a chunk reads or writes. */
-static void look_ahead(const abar__winograd *w, range chunk, const float *activation, int64_t image, int slot,
-                       abar__winograd_ahead *out)
+/* One side of a convolution: an activation of so many blocks of height x width pixels. The tiles of row r of an image cover so
+ * many rows of pixels from r * tile - before on. */
+typedef struct side {
+    const float *memory;
+    int64_t blocks, height, width, before, rows;
+} side;
+
+static side source_side(const abar__winograd *w, const float *memory)
 {
-    int64_t per_image = w->tiles_h * w->tiles_w;
-    out->memory[slot] = activation + chunk.begin * image / per_image;
-    out->floats[slot] = chunk.end > chunk.begin ? (chunk.end - chunk.begin) * image / per_image : 0;
+    return (side){memory, w->in_blocks, w->in_h, w->in_w, w->pad[0], ABAR_WINOGRAD_TILE + 2};
 }
 
-static void convolve(const abar__op *op, const abar__winograd *w, const abar__winograd_taps *taps, const float *g,
-                     const float *bias, bool relu, const float *src, float *dst, float *scratch)
+static side output_side(const abar__winograd *w, const float *memory)
+{
+    return (side){memory, w->out_blocks, w->out_h, w->out_w, 0, ABAR_WINOGRAD_TILE};
+}
+
+/* What tiles [begin, end) of one image cover: some rows of every block. */
+static abar__winograd_runs rows_of(const abar__winograd *w, const side *s, int lanes, int64_t image, range tiles)
+{
+    int64_t first = tiles.begin / w->tiles_w * ABAR_WINOGRAD_TILE - s->before, line = s->width * lanes;
+    int64_t end = (tiles.end - 1) / w->tiles_w * ABAR_WINOGRAD_TILE - s->before + s->rows;
+    if (first < 0) first = 0;
+    if (end > s->height) end = s->height;
+    return (abar__winograd_runs){s->memory + (image * s->blocks * s->height + first) * line, s->blocks,
+                                 end > first ? (end - first) * line : 0, s->height * line};
+}
+
+/* Adds what a chunk covers. */
+static void look_ahead(const abar__winograd *w, const side *s, int lanes, range chunk, abar__winograd_ahead *out)
+{
+    const int64_t per_image = w->tiles_h * w->tiles_w, plane = s->blocks * s->height * s->width * lanes;
+    while (chunk.begin < chunk.end) {
+        const int64_t image = chunk.begin / per_image, begin = image * per_image, images = (chunk.end - begin) / per_image;
+        const bool whole = chunk.begin == begin && images > 0;
+        const int64_t end = begin + (whole ? images : 1) * per_image, until = end < chunk.end ? end : chunk.end;
+        out->part[out->n++] = whole ? (abar__winograd_runs){s->memory + image * plane, 1, images * plane, 0}
+                                    : rows_of(w, s, lanes, image, (range){chunk.begin - begin, until - begin});
+        chunk.begin = until;
+    }
+}
+
+/* The memory of this thread: V, M (or Z), sums. */
+static float *own_scratch(const abar__op *op, float *scratch)
+{
+    const conv *c = op->priv;
+    return scratch + c->u + omp_get_thread_num() * c->own;
+}
+
+static void transform_weights(const abar__op *op, const abar__winograd *w, const abar__winograd_taps *taps, const float *g,
+                              float *u)
+{
+    const abar__winograd_kernels *k = ((const conv *)op->priv)->kernels;
+    const range channels = share(w->in_blocks * k->lanes);
+    for (int64_t i = channels.begin; i < channels.end; i++) k->kernels(w, taps, g, i, u);
+}
+
+/* The moments of the output that this thread's tiles have. */
+static abar__norm_moments *own_moments(const conv *c, float *scratch, int thread)
+{
+    return (abar__norm_moments *)(scratch + c->u + thread * c->own + c->sums);
+}
+
+/* The tiles of this thread from `first` on, as many as a chunk has. The next chunk of the source is prefetched. */
+static void convolve_chunk(const abar__op *op, const abar__winograd *w, const float *bias, const float *src, float *dst,
+                           float *scratch, int64_t first, abar__norm_moments *moments)
 {
     const conv *c = op->priv;
     const abar__winograd_kernels *k = c->kernels;
-    const range channels = share(w->in_blocks * k->lanes), tiles = tiles_of(op, w);
-    const int64_t in = w->in_blocks * w->in_h * w->in_w * k->lanes, out = w->out_blocks * w->out_h * w->out_w * k->lanes;
-    float *v = scratch + c->u + omp_get_thread_num() * c->own, *m = v + c->m;
-    for (int64_t i = channels.begin; i < channels.end; i++) k->kernels(w, taps, g, i, scratch);
-#pragma omp barrier
-    for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk) {
-        range chunk = chunk_at(w, tiles, first);
-        abar__winograd_ahead ahead;
-        look_ahead(w, chunk_at(w, tiles, chunk.end), src, in, 0, &ahead);
-        look_ahead(w, chunk, dst, out, 1, &ahead);
-        k->source(w, src, first, chunk.end - first, v);
-        k->multiply(w, scratch, v, chunk.end - first, m, ahead);
-        k->output(w, m, bias, relu, first, chunk.end - first, dst);
+    const range tiles = tiles_of(op, w), chunk = chunk_at(w, tiles, first);
+    const side from = source_side(w, src), to = output_side(w, dst);
+    const bool relu = w == &c->forward && op->desc.activation == ABAR_ACT_RELU;
+    float *v = own_scratch(op, scratch), *m = v + c->m;
+    abar__winograd_ahead ahead = {.n = 0};
+    look_ahead(w, &from, k->lanes, chunk_at(w, tiles, chunk.end), &ahead);
+    look_ahead(w, &to, k->lanes, chunk, &ahead);
+    k->source(w, src, first, chunk.end - first, v);
+    k->multiply(w, scratch, v, chunk.end - first, m, &ahead);
+    k->output(w, m, bias, relu, first, chunk.end - first, dst, moments);
+}
+
+/* Adds up the moments of all threads, always in the same order. */
+static void join_moments(const abar__op *op, const abar__op_args *a)
+{
+    const conv *c = op->priv;
+    const int threads = omp_get_num_threads();
+    const range channels = share(c->forward.outputs);
+    abar__norm_moments *to = a->moments;
+    for (int64_t i = channels.begin; i < channels.end; i++) {
+        to[i] = own_moments(c, a->scratch, 0)[i];
+        for (int t = 1; t < threads; t++) {
+            to[i].sum += own_moments(c, a->scratch, t)[i].sum;
+            to[i].square += own_moments(c, a->scratch, t)[i].square;
+        }
     }
+}
+
+static void output_tiles(const abar__op *op, const abar__op_args *a)
+{
+    const conv *c = op->priv;
+    const abar__winograd *w = &c->forward;
+    const range tiles = tiles_of(op, w);
+    const bool wanted = a->moments && a->run->training;
+    abar__norm_moments *moments = wanted ? own_moments(c, a->scratch, omp_get_thread_num()) : NULL;
+    if (wanted) memset(moments, 0, (size_t)(w->out_blocks * c->kernels->lanes) * sizeof *moments);
+    transform_weights(op, w, &c->taps, a->param[0], a->scratch);
+#pragma omp barrier
+    for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk)
+        convolve_chunk(op, w, op->desc.bias ? a->param[1] : NULL, a->x[0], a->y, a->scratch, first, moments);
+    if (!wanted) return;
+#pragma omp barrier
+    join_moments(op, a);
 }
 
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
-    const conv *c = op->priv;
 #pragma omp parallel num_threads(op->dev->threads)
-    convolve(op, &c->forward, &c->taps, a->param[0], op->desc.bias ? a->param[1] : NULL, op->desc.activation == ABAR_ACT_RELU,
-             a->x[0], a->y, a->scratch);
+    output_tiles(op, a);
     return ABAR_OK;
 }
 
-static void weight_gradient(const abar__op *op, const abar__op_args *a)
+/* Adds a chunk to this thread's sums. The next chunk of x is prefetched, and that of dy where nobody else does. */
+static void correlate_chunk(const abar__op *op, const abar__op_args *a, int64_t first)
 {
     const conv *c = op->priv;
     const abar__winograd *w = &c->forward;
     const abar__winograd_kernels *k = c->kernels;
+    const range tiles = tiles_of(op, w), chunk = chunk_at(w, tiles, first), next = chunk_at(w, tiles, chunk.end);
+    const side from = source_side(w, a->x[0]), with = output_side(w, a->dy);
+    float *v = own_scratch(op, a->scratch), *z = v + c->m;
+    abar__winograd_ahead ahead = {.n = 0};
+    look_ahead(w, &from, k->lanes, next, &ahead);
+    if (!op->desc.need_dx[0]) look_ahead(w, &with, k->lanes, next, &ahead);
+    k->source(w, a->x[0], first, chunk.end - first, v);
+    k->gradient(w, a->dy, first, chunk.end - first, z);
+    k->correlate(w, v, z, chunk.end - first, v + c->sums, v + c->bias, &ahead);
+}
+
+/* The gradients of the weights and the bias from the sums of all threads. */
+static void collect(const abar__op *op, const abar__op_args *a)
+{
+    const conv *c = op->priv;
+    const abar__winograd *w = &c->forward;
     const int threads = omp_get_num_threads();
-    const int64_t in = w->in_blocks * w->in_h * w->in_w * k->lanes, out = w->out_blocks * w->out_h * w->out_w * k->lanes;
-    const range tiles = tiles_of(op, w), channels = share(w->inputs), outputs = share(op->desc.bias ? w->outputs : 0);
-    float *all = (float *)a->scratch + c->u, *v = all + omp_get_thread_num() * c->own, *z = v + c->m;
-    memset(v + c->sums, 0, (size_t)(c->own - c->sums) * sizeof(float));
-    for (int64_t first = tiles.begin; first < tiles.end; first += w->chunk) {
-        range chunk = chunk_at(w, tiles, first), next = chunk_at(w, tiles, chunk.end);
-        abar__winograd_ahead ahead;
-        look_ahead(w, next, a->x[0], in, 0, &ahead);
-        look_ahead(w, next, a->dy, out, 1, &ahead);
-        k->source(w, a->x[0], first, chunk.end - first, v);
-        k->gradient(w, a->dy, first, chunk.end - first, z);
-        k->correlate(w, v, z, chunk.end - first, v + c->sums, v + c->bias, ahead);
-    }
-#pragma omp barrier
+    const range channels = share(w->inputs), outputs = share(op->desc.bias ? w->outputs : 0);
+    const float *all = (float *)a->scratch + c->u;
     for (int64_t i = channels.begin; i < channels.end; i++)
-        k->collect(w, &c->taps, all + c->sums, c->own, threads, i, a->accumulate, a->dparam[0]);
+        c->kernels->collect(w, &c->taps, all + c->sums, c->own, threads, i, a->accumulate, a->dparam[0]);
     float *db = a->dparam[1];
     for (int64_t o = outputs.begin; o < outputs.end; o++) {
         float sum = a->accumulate ? db[o] : 0.0f;
@@ -195,15 +284,31 @@ static void weight_gradient(const abar__op *op, const abar__op_args *a)
     }
 }
 
-static abar_status backward(abar__op *op, const abar__op_args *a)
+/* Both gradients of a chunk, one after the other: dy is then read from memory once. With other padding than 1 their tiles do
+ * not have the same pixels, and one has more of them. */
+static void gradients(const abar__op *op, const abar__op_args *a)
 {
     const conv *c = op->priv;
+    const bool dx = op->desc.need_dx[0];
+    const range there = tiles_of(op, &c->forward), back = tiles_of(op, &c->back);
+    float *sums = own_scratch(op, a->scratch) + c->sums;
+    memset(sums, 0, (size_t)(c->own - c->sums) * sizeof *sums);
+    if (dx) transform_weights(op, &c->back, &c->back_taps, a->param[0], a->scratch);
+#pragma omp barrier
+    for (int64_t done = 0; there.begin + done < there.end || (dx && back.begin + done < back.end); done += c->forward.chunk) {
+        if (there.begin + done < there.end) correlate_chunk(op, a, there.begin + done);
+        if (dx && back.begin + done < back.end)
+            convolve_chunk(op, &c->back, NULL, a->dy, a->dx[0], a->scratch, back.begin + done, NULL);
+    }
+#pragma omp barrier
+    collect(op, a);
+}
+
+static abar_status backward(abar__op *op, const abar__op_args *a)
+{
     abar__relu_gradient(op, a);
 #pragma omp parallel num_threads(op->dev->threads)
-    {
-        weight_gradient(op, a);
-        if (op->desc.need_dx[0]) convolve(op, &c->back, &c->back_taps, a->param[0], NULL, false, a->dy, a->dx[0], a->scratch);
-    }
+    gradients(op, a);
     return ABAR_OK;
 }
 

@@ -10,7 +10,7 @@
 #ifndef ABAR_WINOGRAD_H
 #define ABAR_WINOGRAD_H
 
-#include "device/cpu/isa.h"
+#include "device/cpu/isa/batch_norm_kernels.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,11 +32,18 @@ typedef struct abar__winograd_taps {
     bool flipped;
 } abar__winograd_taps;
 
-/* Memory that the next stages read: it is prefetched into the second-level cache during the products, which leave the memory
- * idle. */
+/* Memory that the next stages use: runs of so many floats, step apart. It is prefetched into the second-level cache during the
+ * products, which leave the memory idle. */
+typedef struct abar__winograd_runs {
+    const float *memory;
+    int64_t runs, floats, step;
+} abar__winograd_runs;
+
+/* All that is to be prefetched: of the source and of the destination the part of a first image, whole images, the part of a
+ * last one. */
 typedef struct abar__winograd_ahead {
-    const float *memory[2];
-    int64_t floats[2];
+    abar__winograd_runs part[6];
+    int n;
 } abar__winograd_ahead;
 
 typedef struct abar__winograd_kernels {
@@ -47,15 +54,16 @@ typedef struct abar__winograd_kernels {
     /* V of tiles [first, first + count). */
     void (*source)(const abar__winograd *w, const float *src, int64_t first, int64_t count, float *v);
     void (*multiply)(const abar__winograd *w, const float *u, const float *v, int64_t count, float *m,
-                     abar__winograd_ahead ahead);
-    /* Tiles of dst from m; bias (outputs) or NULL. */
+                     const abar__winograd_ahead *ahead);
+    /* Tiles of dst from m; bias (outputs) or NULL. Adds the moments of what it writes to those of the channels (out_blocks *
+     * lanes), unless that is NULL. */
     void (*output)(const abar__winograd *w, const float *m, const float *bias, bool relu, int64_t first, int64_t count,
-                   float *dst);
+                   float *dst, abar__norm_moments *moments);
     /* Z of tiles of the gradient of dst. */
     void (*gradient)(const abar__winograd *w, const float *dy, int64_t first, int64_t count, float *z);
     /* Adds V Z, summed over count tiles, to s (36, in_blocks, out_blocks, lanes of c, lanes of o), and dy to bias. */
     void (*correlate)(const abar__winograd *w, const float *v, const float *z, int64_t count, float *s, float *bias,
-                      abar__winograd_ahead ahead);
+                      const abar__winograd_ahead *ahead);
     /* dg (+)= Gᵀ s G for input channel c and all outputs, s being the sum of parts (stride floats apart). */
     void (*collect)(const abar__winograd *w, const abar__winograd_taps *taps, const float *s, int64_t stride, int parts,
                     int64_t c, bool accumulate, float *dg);

@@ -166,7 +166,7 @@ static void gradient_sums(const abar__norm_rows *at, const abar__norm_coef *coef
 }
 
 ABAR_SPECIALIZED void input_lanes(const abar__norm_rows *at, int lanes, const abar__norm_coef *coef,
-                                  const abar__norm_grad *grad, float *restrict dx, abar__norm_mask mask, bool two)
+                                  const abar__norm_grad *grad, float *restrict dx, abar__norm_mask mask, bool two, bool add)
 {
     const abar__norm_coef c = *coef;
     const abar__norm_grad in = *grad;
@@ -176,37 +176,43 @@ ABAR_SPECIALIZED void input_lanes(const abar__norm_rows *at, int lanes, const ab
         for (int l = 0; l < lanes; l++) {
             int64_t i = begin + r * stride + l;
             float g = gradient(&in, &c, i, l, mask, two);
-            dx[i] = g * c.v[ABAR_NORM_SCALE][l] + (in.x[i] - c.v[ABAR_NORM_MEAN][l]) * c.v[ABAR_NORM_FROM_X][l] +
-                    c.v[ABAR_NORM_OFFSET][l];
+            float d = g * c.v[ABAR_NORM_SCALE][l] + (in.x[i] - c.v[ABAR_NORM_MEAN][l]) * c.v[ABAR_NORM_FROM_X][l] +
+                      c.v[ABAR_NORM_OFFSET][l];
+            dx[i] = add ? dx[i] + d : d;
         }
 }
 
 ABAR_SPECIALIZED void input_rows(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *dx,
-                                 abar__norm_mask mask, bool two)
+                                 abar__norm_mask mask, bool two, bool add)
 {
     if (at->lanes == ABAR_LANES)
-        input_lanes(at, ABAR_LANES, coef, grad, dx, mask, two);
+        input_lanes(at, ABAR_LANES, coef, grad, dx, mask, two, add);
     else
-        input_lanes(at, at->lanes, coef, grad, dx, mask, two);
+        input_lanes(at, at->lanes, coef, grad, dx, mask, two, add);
 }
 
 ABAR_SPECIALIZED void input_masked(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad,
-                                   float *dx, abar__norm_mask mask)
+                                   float *dx, abar__norm_mask mask, bool add)
 {
-    if (grad->dy2)
-        input_rows(at, coef, grad, dx, mask, true);
+    if (grad->dy2 && add)
+        input_rows(at, coef, grad, dx, mask, true, true);
+    else if (grad->dy2)
+        input_rows(at, coef, grad, dx, mask, true, false);
+    else if (add)
+        input_rows(at, coef, grad, dx, mask, false, true);
     else
-        input_rows(at, coef, grad, dx, mask, false);
+        input_rows(at, coef, grad, dx, mask, false, false);
 }
 
-static void gradient_input(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *dx)
+static void gradient_input(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *dx,
+                           bool add)
 {
     if (grad->mask == ABAR_NORM_BY_Y)
-        input_masked(at, coef, grad, dx, ABAR_NORM_BY_Y);
+        input_masked(at, coef, grad, dx, ABAR_NORM_BY_Y, add);
     else if (grad->mask == ABAR_NORM_BY_X)
-        input_masked(at, coef, grad, dx, ABAR_NORM_BY_X);
+        input_masked(at, coef, grad, dx, ABAR_NORM_BY_X, add);
     else
-        input_masked(at, coef, grad, dx, ABAR_NORM_ALL);
+        input_masked(at, coef, grad, dx, ABAR_NORM_ALL, add);
 }
 
 const abar__batch_norm_kernels ABAR_ISA_NAME(abar__batch_norm) = {moments, normalize, gradient_sums, gradient_input};

@@ -39,9 +39,16 @@ typedef struct abar__batch_norm_kernels {
     /* Adds the sums of g and of g (x - mean), per lane; writes g to `keep` unless that is NULL. */
     void (*gradient_sums)(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *keep,
                           double *sum, double *with_x);
-    void (*gradient_input)(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *dx);
+    /* add: to what dx holds. */
+    void (*gradient_input)(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *dx,
+                           bool add);
 } abar__batch_norm_kernels;
 
 ABAR_ISA_EXTERN(abar__batch_norm_kernels, abar__batch_norm);
+
+/* The moments of a channel that a concatenation computes for all batch norms that read it. */
+typedef struct abar__norm_moments {
+    double sum, square;
+} abar__norm_moments;
 
 #endif

@@ -214,31 +214,75 @@ INLINE void raise_to(const vec *floor, vec *v)
     *v = (vec)(((ivec)*v & ~below) | ((ivec)*floor & below));
 }
 
-static void output(const abar__winograd *w, const float *m, const float *bias, bool relu, int64_t first, int64_t count,
-                   float *dst)
+/* Sums over the pixels of one tile: of d = y - k and of d * d, with k the first of them, so that float is accurate enough. */
+typedef struct tile_sums {
+    vec k, sum, square;
+    float count;
+} tile_sums;
+
+INLINE void add_pixel(tile_sums *s, const vec *y, const bool first)
+{
+    if (first) s->k = *y;
+    const vec d = *y - s->k;
+    s->sum += d;
+    s->square += d * d;
+    s->count += 1.0f;
+}
+
+typedef double dvec __attribute__((vector_size(LANES * 8), may_alias));
+
+/* The sums of y and of y * y, in double. */
+INLINE void add_tile(const tile_sums *s, dvec *sum, dvec *square)
+{
+    const dvec k = __builtin_convertvector(s->k, dvec), d = __builtin_convertvector(s->sum, dvec);
+    const dvec all = k * (double)s->count;
+    *sum += d + all;
+    *square += __builtin_convertvector(s->square, dvec) + k * (2.0 * d + all);
+}
+
+/* One block of outputs. */
+INLINE void output_block(const abar__winograd *w, const float *m, const float *add, bool relu, int64_t first, int64_t count,
+                         int64_t b, float *dst, abar__norm_moments *moments, const bool wanted)
 {
     const int64_t place = abar__winograd_place(w, w->out_blocks, LANES);
     const vec floor = (vec){0} - (relu ? 0.0f : INFINITY);
+    dvec sum = {0}, square = {0};
+    for (int64_t t = 0; t < count; t++) {
+        corner at = corner_of(w, first + t);
+        const float *from = m + (b * w->chunk + t) * LANES;
+        float *to = dst + (((at.image * w->out_blocks + b) * w->out_h + at.row) * w->out_w + at.column) * LANES;
+        tile_sums s = {.count = 0.0f};
+        vec y[PLACES];
+        UNROLL for (int i = 0; i < PLACES; i++) y[i] = *(const vec *)(from + i * place);
+        UNROLL for (int i = 0; i < PATCH; i++) times_at(y + i, PATCH);
+        UNROLL for (int i = 0; i < TILE; i++) times_at(y + i * PATCH, 1);
+        bool whole = at.row + TILE <= w->out_h && at.column + TILE <= w->out_w;
+        UNROLL for (int i = 0; i < TILE * TILE;
+                    i++) if (whole || (at.row + i / TILE < w->out_h && at.column + i % TILE < w->out_w))
+        {
+            vec value = y[i / TILE * PATCH + i % TILE] + *(const vec *)add;
+            raise_to(&floor, &value);
+            if (wanted) add_pixel(&s, &value, i == 0);
+            *(vec *)(to + (i / TILE * w->out_w + i % TILE) * LANES) = value;
+        }
+        if (wanted) add_tile(&s, &sum, &square);
+    }
+    for (int l = 0; wanted && l < LANES; l++) {
+        moments[b * LANES + l].sum += sum[l];
+        moments[b * LANES + l].square += square[l];
+    }
+}
+
+static void output(const abar__winograd *w, const float *m, const float *bias, bool relu, int64_t first, int64_t count,
+                   float *dst, abar__norm_moments *moments)
+{
     for (int64_t b = 0; b < w->out_blocks; b++) {
         float add[LANES] __attribute__((aligned(64))) = {0};
         for (int64_t o = 0; bias && o < LANES && b * LANES + o < w->outputs; o++) add[o] = bias[b * LANES + o];
-        for (int64_t t = 0; t < count; t++) {
-            corner at = corner_of(w, first + t);
-            const float *from = m + (b * w->chunk + t) * LANES;
-            float *to = dst + (((at.image * w->out_blocks + b) * w->out_h + at.row) * w->out_w + at.column) * LANES;
-            vec y[PLACES];
-            UNROLL for (int i = 0; i < PLACES; i++) y[i] = *(const vec *)(from + i * place);
-            UNROLL for (int i = 0; i < PATCH; i++) times_at(y + i, PATCH);
-            UNROLL for (int i = 0; i < TILE; i++) times_at(y + i * PATCH, 1);
-            bool whole = at.row + TILE <= w->out_h && at.column + TILE <= w->out_w;
-            UNROLL for (int i = 0; i < TILE * TILE;
-                        i++) if (whole || (at.row + i / TILE < w->out_h && at.column + i % TILE < w->out_w))
-            {
-                vec value = y[i / TILE * PATCH + i % TILE] + *(const vec *)add;
-                raise_to(&floor, &value);
-                *(vec *)(to + (i / TILE * w->out_w + i % TILE) * LANES) = value;
-            }
-        }
+        if (moments)
+            output_block(w, m, add, relu, first, count, b, dst, moments, true);
+        else
+            output_block(w, m, add, relu, first, count, b, dst, NULL, false);
     }
 }
 
@@ -258,29 +302,50 @@ INLINE void product(const abar__winograd *w, const float *u, const float *v, flo
     UNROLL for (int n = 0; n < tiles * width; n++) * (vec *)(m + (n % width * w->chunk + n / width) * LANES) = acc[n];
 }
 
-/* Prefetches one of so many parts of the memory that is needed next. */
-INLINE void fetch(abar__winograd_ahead *ahead, int64_t parts)
+/* A position in the memory to prefetch, and how many lines are fetched at a time. */
+typedef struct cursor {
+    const abar__winograd_runs *part, *end;
+    int64_t run, at, lines;
+} cursor;
+
+enum { LINE = 16 };
+
+/* All of the memory is fetched in so many times. */
+static inline cursor begin_fetching(const abar__winograd_ahead *ahead, int64_t times)
 {
-    const int64_t line = 16;
-    for (int i = 0; i < 2; i++) {
-        int64_t floats = (ahead->floats[i] / parts + line - 1) / line * line;
-        for (int64_t n = 0; n < floats; n += line) __builtin_prefetch(ahead->memory[i] + n, 0, 2);
-        ahead->memory[i] += floats;
+    int64_t lines = 0;
+    for (int i = 0; i < ahead->n; i++) lines += ahead->part[i].runs * ((ahead->part[i].floats + LINE - 1) / LINE);
+    return (cursor){.part = ahead->part, .end = ahead->part + ahead->n, .lines = (lines + times - 1) / times};
+}
+
+INLINE void fetch(cursor *c)
+{
+    for (int64_t left = c->lines; left > 0 && c->part < c->end;) {
+        const int64_t rest = c->part->floats - c->at, n = rest < left * LINE ? rest : left * LINE;
+        const float *from = c->part->memory + c->run * c->part->step + c->at;
+        for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(from + i, 0, 2);
+        left -= (n + LINE - 1) / LINE;
+        c->at += n;
+        if (c->at < c->part->floats) continue;
+        c->at = 0;
+        if (++c->run < c->part->runs) continue;
+        c->run = 0;
+        c->part++;
     }
 }
 
 /* Works on whole blocks of tiles: those past count are computed in the buffers and never read. */
 static void multiply(const abar__winograd *w, const float *u, const float *v, int64_t count, float *m,
-                     abar__winograd_ahead ahead)
+                     const abar__winograd_ahead *ahead)
 {
-    const int64_t parts = PLACES * ((count - 1) / ACCUMULATORS + 1) * w->out_blocks;
+    cursor c = begin_fetching(ahead, PLACES * ((count - 1) / ACCUMULATORS + 1) * w->out_blocks);
     for (int i = 0; i < PLACES; i++) {
         for (int64_t b = 0; b < w->out_blocks; b += 2) {
             const float *group = u + b * w->in_blocks * LANES * LANES;
             float *to = m + b * w->chunk * LANES;
             const bool pair = b + 1 < w->out_blocks;
             for (int64_t t = 0; t < count; t += pair ? ACCUMULATORS / 2 : ACCUMULATORS) {
-                fetch(&ahead, parts);
+                fetch(&c);
                 if (pair)
                     product(w, group, v + t * LANES, to + t * LANES, ACCUMULATORS / 2, 2);
                 else
@@ -294,7 +359,7 @@ static void multiply(const abar__winograd *w, const float *u, const float *v, in
 }
 
 static void correlate(const abar__winograd *w, const float *v, const float *z, int64_t count, float *s, float *bias,
-                      abar__winograd_ahead ahead)
+                      const abar__winograd_ahead *ahead)
 {
     const int64_t place = abar__winograd_place(w, w->out_blocks, LANES);
     for (int64_t b = 0; b < w->out_blocks; b++) { /* place (1, 1) of A dy Aᵀ is the sum of a tile */
@@ -303,12 +368,13 @@ static void correlate(const abar__winograd *w, const float *v, const float *z, i
         for (int64_t t = 0; t < count; t++) sum += *(const vec *)(tiles + t * LANES);
         *(vec *)(bias + b * LANES) = sum;
     }
+    cursor next = begin_fetching(ahead, PLACES * w->in_blocks * w->out_blocks);
     for (int i = 0; i < PLACES; i++, v += abar__winograd_place(w, w->in_blocks, LANES), z += place)
         for (int64_t c = 0; c < w->in_blocks; c++)
             for (int64_t o = 0; o < w->out_blocks; o++, s += LANES * LANES) {
                 const float *from = v + c * w->chunk * LANES, *with = z + o * w->chunk * LANES;
                 vec acc[LANES];
-                fetch(&ahead, PLACES * w->in_blocks * w->out_blocks);
+                fetch(&next);
                 UNROLL for (int n = 0; n < LANES; n++) acc[n] = *(const vec *)(s + n * LANES);
                 for (int64_t t = 0; t < count; t++) {
                     vec g = *(const vec *)(with + t * LANES);
