@@ -261,6 +261,21 @@ abar_status abar__comm_exchange(abar_comm *c, const void *const *send, const siz
     return abar__comm_exchange_scratch(c);
 }
 
+void abar__comm_tell(abar_comm *c, const char *text)
+{
+    if (!c || c->failed) return;
+    if (c->ops->tell) c->ops->tell(c, text);
+    snprintf(c->failure, sizeof c->failure, "%s", text);
+    c->failed = true;
+}
+
+abar_status abar__comm_hear(abar_comm *c)
+{
+    if (!c) return ABAR_OK;
+    if (c->failed) return abar__fail(c->ctx, ABAR_E_PEER, "%s", c->failure);
+    return c->ops->hear ? c->ops->hear(c) : ABAR_OK;
+}
+
 /* Rounds of one byte: in round k to the rank 2^k after this one and from the one before, so that after the last round every
  * rank has heard, through others, from all (the dissemination barrier). */
 abar_status abar__comm_barrier(abar_comm *c)
