@@ -1,4 +1,4 @@
-/* What ranks divide among them in the optimizer's step (device/host/owners.h, optim/zero.c), over the ranks' transport. */
+/* What ranks divide among them in the optimizer's step (device/owners.h, optim/zero.c), over the ranks' transport. */
 #include "optim/optim_impl.h"
 #include "train/train_impl.h"
 

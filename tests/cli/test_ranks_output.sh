@@ -101,7 +101,7 @@ for rank in 0 1; do
         "$abar" "${job[@]}" --no-out >stdout 2>stderr </dev/null
     rc=$?
     if [[ $rank == 0 ]]; then
-        check "rank 0 tells that others cannot reach it" failed_with_line 1 'store: localhost is .*, which others cannot reach: set MASTER_ADDR'
+        check "rank 0 tells that others cannot reach it" failed_with_line 2 'store: localhost is .*, which others cannot reach: set MASTER_ADDR'
     else
         check "another rank of its machine is silent" test $rc = 1 -a ! -s stderr -a ! -s stdout
     fi
