@@ -70,6 +70,28 @@ static abar_status end_capture(abar_device *dev, void **graph)
     return ABAR_OK;
 }
 
+static int sides_begun[ABAR_SIDES], sides_open[ABAR_SIDES];
+
+/* What is given to a side is done at once; it ends before it is waited for. */
+static abar_status begin_side(abar_device *dev, abar__side side)
+{
+    (void)dev;
+    sides_begun[side]++;
+    return sides_open[side]++ ? ABAR_E_STATE : ABAR_OK;
+}
+
+static abar_status end_side(abar_device *dev, abar__side side)
+{
+    (void)dev;
+    return --sides_open[side] ? ABAR_E_STATE : ABAR_OK;
+}
+
+static abar_status join_side(abar_device *dev, abar__side side)
+{
+    (void)dev;
+    return sides_open[side] || !sides_begun[side] ? ABAR_E_STATE : ABAR_OK;
+}
+
 static void *no_queue(abar_device *dev)
 {
     (void)dev;
@@ -79,9 +101,9 @@ static void *no_queue(abar_device *dev)
 static const abar__stream_ops queue = {.wait = wait_queue,
                                        .shared_alloc = alloc_shared,
                                        .shared_free = free_shared,
-                                       .side_begin = wait_queue,
-                                       .side_end = wait_queue,
-                                       .side_join = wait_queue,
+                                       .side_begin = begin_side,
+                                       .side_end = end_side,
+                                       .side_join = join_side,
                                        .current = no_queue,
                                        .capture_begin = wait_queue,
                                        .capture_end = end_capture,
@@ -262,6 +284,7 @@ typedef struct joined {
 typedef enum way { HOST, QUEUED, NCCL, PIPED } way;
 
 static atomic_bool wants_stop; /* this rank */
+static size_t bucket_bytes;    /* over NCCL; 0: as usual */
 
 static void build(joined *j, fixture *f, abar_setup *setup, abar_comm *comm, way how)
 {
@@ -286,6 +309,7 @@ static void build(joined *j, fixture *f, abar_setup *setup, abar_comm *comm, way
     config.comm = comm;
     config.nccl = j->nccl;
     config.stop = &wants_stop;
+    config.bucket_bytes = bucket_bytes;
     need(f, abar__join_create(f->ctx, &config, &j->join));
     e->stepper = (abar__stepper){.ctx = f->ctx,
                                  .net = e->net,
@@ -659,6 +683,59 @@ static void queued_exchanges_over_nccl_have_the_hosts_bits(void **state)
     check_way(*state, NCCL, "lenet5", "mac", RUN "micro=12 tcov=2 tinv=2 reduce=fast"); /* a sum of two has one order */
 }
 
+/* Buckets of any size, of which several are complete after a layer or one after several; gradients of one micro-batch a rank,
+ * of several, of several nodes. */
+static void queued_gradients_in_buckets_have_the_hosts_bits(void **state)
+{
+    static const size_t sizes[] = {256, 4096, 40000};
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        bucket_bytes = sizes[i];
+        check_way(*state, NCCL, "mlp", "mac", RUN "micro=4 widths=784-12-10 tcov=2 tinv=2");
+        if (i > 0) check_way(*state, NCCL, "lenet5", "sgd", RUN "micro=6 clip=0.5");
+        if (i > 0) check_way(*state, NCCL, "lenet5", "adahessian", RUN "micro=12 zero=1 hessian-every=2");
+    }
+    bucket_bytes = 0;
+}
+
+/* Exchanges begin while the pass goes on. */
+static int64_t layers_left;
+
+static abar_status count_left(void *user, int index, const abar_layer *layer)
+{
+    (void)user, (void)layer;
+    if (sides_begun[ABAR_SIDE_RANKS] > 0 && index < layers_left) layers_left = index;
+    return ABAR_OK;
+}
+
+static void queued_buckets_are_sent_beside_the_backward_pass(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "sgd", RUN "micro=24");
+    joined *j = calloc(1, sizeof *j);
+    const abar_observer observer = {sizeof observer, count_left, NULL};
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    bucket_bytes = 4096;
+    build(j, f, setup, NULL, NCCL);
+    bucket_bytes = 0;
+    const abar__grad_watcher watcher = {abar__join_watch, &j->join};
+    const abar_run_config run = {.size = sizeof run, .training = true};
+    memset(sides_begun, 0, sizeof sides_begun);
+    layers_left = abar_net_layer_count(j->e.net);
+    need(f, abar__join_plan(&j->join, &j->e.stepper));
+    need(f, abar__join_enqueue_begin(&j->join, &j->e.stepper));
+    assert_true(abar__join_watches(&j->join, 0));
+    abar__join_begin_watching(&j->join, &j->e.stepper);
+    need(f, abar_net_forward(j->e.net, &run, NULL));
+    need(f, abar__net_backward_watched(j->e.net, false, &observer, &watcher));
+    assert_true(sides_begun[ABAR_SIDE_RANKS] > 2);
+    assert_int_equal(layers_left, 0); /* the first layer comes last, when others are on their way */
+    assert_int_equal(j->join.joined, 0);
+    drop(j);
+    free(j);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 /* Ranks that have several nodes add them first, on the device or on the host. */
 static void queued_fast_sums_of_several_nodes_have_the_bits_of_the_host(void **state)
 {
@@ -844,6 +921,7 @@ int main(void)
         with_fixture(queued_drawn_labels_have_the_bits_of_one_rank),
         with_fixture(queued_loss_that_is_not_finite_is_skipped_by_all),
         with_fixture(queued_exchanges_over_nccl_have_the_hosts_bits),
+        with_fixture(queued_gradients_in_buckets_have_the_hosts_bits),
         with_fixture(queued_fast_sums_of_several_nodes_have_the_bits_of_the_host),
         with_fixture(queued_wish_to_stop_reaches_all_ranks),
         with_fixture(queued_exchanges_over_nccl_skip_together),
@@ -851,7 +929,8 @@ int main(void)
         with_fixture(queued_reason_of_a_rank_that_fails_reaches_others),
         with_fixture(nccl_that_does_not_connect_ends),
         with_fixture(nccl_that_is_missing_is_told),
-        with_fixture(queued_micro_batch_of_the_whole_batch_changes_nothing), /* the last: it computes in this process */
+        with_fixture(queued_buckets_are_sent_beside_the_backward_pass), /* from here on they compute in this process */
+        with_fixture(queued_micro_batch_of_the_whole_batch_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

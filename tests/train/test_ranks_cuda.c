@@ -410,6 +410,23 @@ static void nccl_of_one_rank_changes_no_bit(void **state)
     }
 }
 
+/* 80 MB of gradients: several buckets on a stream of their own, while the backward pass goes on; of one micro-batch, and of
+ * several. */
+static void nccl_of_one_rank_in_buckets_changes_no_bit(void **state)
+{
+    fixture *f = *state;
+    if (!have_nccl(f)) skip();
+    static const char *const more[][2] = {
+        {"micro=0 widths=784-4096-4096-10 epochs=1", "micro=0 widths=784-4096-4096-10 epochs=1 transport=nccl"},
+        {"micro=8 widths=784-4096-4096-10 epochs=1", "micro=8 widths=784-4096-4096-10 epochs=1 transport=nccl"}};
+    for (int i = 0; i < 2; i++) {
+        const run none = {.model = "mlp", .optim = "mac", .options = SMALL, .more = more[i][0], .ranks = 1};
+        run nccl = none;
+        nccl.more = more[i][1];
+        check_pair(f, none, nccl);
+    }
+}
+
 static void nccl_of_one_rank_that_divides_state_changes_no_bit(void **state)
 {
     fixture *f = *state;
@@ -607,6 +624,7 @@ int main(int argc, char **argv)
         with_fixture(run_of_one_rank_goes_on_with_two),
         with_fixture(divided_state_goes_on_with_any_number),
         with_fixture(nccl_of_one_rank_changes_no_bit),
+        with_fixture(nccl_of_one_rank_in_buckets_changes_no_bit),
         with_fixture(nccl_of_one_rank_that_divides_state_changes_no_bit),
         with_fixture(nccl_of_one_rank_sums_micro_batches_as_before),
         with_fixture(nccl_of_two_ranks_on_one_gpu_is_refused),
