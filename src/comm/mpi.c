@@ -175,14 +175,13 @@ static void wait_a_little(const abar_comm *c, const transfer *x, double idle)
     rest(idle);
 }
 
-static abar_status fail(abar_comm *c)
+static void tell_failure(const abar_comm *c)
 {
-    mpi *m = c->impl;
+    const mpi *m = c->impl;
     const double end = abar__seconds() + LAST_WORD;
     while (m->calls->told(m->state) > 0 && abar__seconds() < end) rest(SPIN); /* beats that are under way */
     tell_all(c, FAIL, m->failure);
     while (m->calls->told(m->state) > 0 && abar__seconds() < end) rest(SPIN);
-    return abar__comm_lost(c, m->failure);
 }
 
 static abar_status exchange(abar_comm *c, const void *const *send, const size_t *send_bytes, void *const *recv,
@@ -203,7 +202,8 @@ static abar_status exchange(abar_comm *c, const void *const *send, const size_t 
         if (!m->failure[0] && is_complete(c, &x)) return ABAR_OK;
         wait_a_little(c, &x, abar__waiting_look(&waiting, now, c->timeout));
     }
-    return fail(c);
+    tell_failure(c);
+    return abar__comm_lost(c, m->failure);
 }
 
 /* ---- opening and closing ----------------------------------------------------------------------------------------------- */
@@ -250,7 +250,7 @@ static void tell(abar_comm *c, const char *text)
 {
     mpi *m = c->impl;
     snprintf(m->failure, sizeof m->failure, "%s", text);
-    (void)fail(c);
+    tell_failure(c);
 }
 
 static abar_status hear(abar_comm *c)
