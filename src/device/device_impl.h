@@ -54,6 +54,8 @@ struct abar__update_scalars {
 
 #define ABAR_DEVICE_IDENTITY 32
 
+typedef enum abar__side { ABAR_SIDE_STATS, ABAR_SIDE_RANKS, ABAR_SIDES } abar__side; /* statistics; exchanges of ranks */
+
 /* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
 typedef struct abar__stream_ops {
     abar_status (*wait)(abar_device *dev); /* for all that was given; its failures are told here */
@@ -66,10 +68,11 @@ typedef struct abar__stream_ops {
     abar_status (*capture_end)(abar_device *dev, void **graph);
     abar_status (*replay)(abar_device *dev, void *graph);
     void (*forget)(abar_device *dev, void *graph); /* NULL: nothing */
-    /* What is given between begin and end runs beside what follows, until join: for work that only reads. */
-    abar_status (*side_begin)(abar_device *dev);
-    abar_status (*side_end)(abar_device *dev);
-    abar_status (*side_join)(abar_device *dev);
+    /* What is given between begin and end runs beside what follows, until join: for work that only reads what follows reads. A
+     * side's work is in order; begin and end do not nest. */
+    abar_status (*side_begin)(abar_device *dev, abar__side side);
+    abar_status (*side_end)(abar_device *dev, abar__side side);
+    abar_status (*side_join)(abar_device *dev, abar__side side);
     /* Marks in the queue: created, set, waited for, and the milliseconds between two that have passed. */
     abar_status (*event_create)(abar_device *dev, void **mark);
     void (*event_destroy)(abar_device *dev, void *mark);

@@ -49,15 +49,31 @@ int ncclGetUniqueId(id *out)
 
 int ncclCommInitRank(communicator **out, int ranks, id folder, int rank)
 {
+    if (getenv("FAKE_NCCL_HANGS")) rmdir(folder.folder);
+    while (getenv("FAKE_NCCL_HANGS")) sleep(1); /* ranks that do not find each other */
     *out = calloc(1, sizeof **out);
     if (!*out || ranks > RANKS) return FAILED;
     **out = (communicator){.folder = folder, .rank = rank, .size = ranks};
     return 0;
 }
 
+/* The last rank removes the folder: while others exchange it may be empty, too. */
 int ncclCommDestroy(communicator *c)
 {
-    rmdir(c->folder.folder); /* the last one succeeds */
+    char name[200];
+    int left = c->size;
+    snprintf(name, sizeof name, "%s/left-%d", c->folder.folder, c->rank);
+    FILE *file = fopen(name, "wb");
+    if (file) fclose(file);
+    for (int r = 0; r < c->size; r++) {
+        snprintf(name, sizeof name, "%s/left-%d", c->folder.folder, r);
+        left -= access(name, F_OK) == 0;
+    }
+    for (int r = 0; r < c->size && left == 0; r++) {
+        snprintf(name, sizeof name, "%s/left-%d", c->folder.folder, r);
+        unlink(name);
+    }
+    rmdir(c->folder.folder);
     free(c);
     return 0;
 }

@@ -23,6 +23,7 @@ struct abar_bench {
     abar_bench_row *rows;   /* one per operation and the update; NULL: not profiled */
     abar__replays *replays; /* of abar__bench_steps on a queued device */
     int64_t given;          /* steps on the host so far */
+    abar__exchange exchange;
 };
 
 enum { WHOLE, FORWARD, BACKWARD, UPDATE, EXCHANGE, TIMES };
@@ -63,7 +64,7 @@ static abar_status fill_input(abar_bench *b, const abar_net *net, int64_t seed)
 /* What NCCL costs where there is nobody to exchange with. */
 static abar_status join_over_nccl(abar_bench *b, const abar_setup *setup)
 {
-    ABAR_TRY(abar__nccl_open(b->ctx, NULL, &b->nccl));
+    ABAR_TRY(abar__exchange_over_nccl(b->ctx, NULL, b->dev, &b->nccl));
     abar__join_config config = abar__join_request(setup, b->dev, b->net, b->extra, abar_optim_pending_count(b->optim));
     config.nccl = b->nccl;
     ABAR_TRY(abar__join_create(b->ctx, &config, &b->ranks.join));
@@ -97,7 +98,8 @@ static abar_status make(abar_bench *b)
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));
     ABAR_TRY(abar__extra_net_build(b->ctx, setup, &b->info, b->dev, b->net, false, &b->extra));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, b->extra, &b->optim));
-    ABAR_TRY(abar__ranks_divide(b->ranks.comm, b->optim));
+    b->exchange = (abar__exchange){.comm = b->ranks.comm, .dev = b->dev};
+    ABAR_TRY(abar__ranks_divide(&b->exchange, b->optim));
     b->stepper = (abar__stepper){.ctx = b->ctx,
                                  .net = b->net,
                                  .extra = b->extra,
