@@ -386,6 +386,8 @@ const op_case op_cases[] = {
     {"layer_norm_team_many_rows", LAYER_NORM, .x = {17003, 96}, .residual = true, .stream_dy = true, .accumulate = true},
     {"layer_norm_team_many_rows_nodx", LAYER_NORM, .x = {4301, 264}, .skip_dx = 1},
     {"gelu_erf_3d", ACTIVATION, .x = {2, 5, 24}, .activation = ABAR_ACT_GELU_ERF},
+    {"gelu_erf_many_odd", ACTIVATION, .x = {7, 1201}, .activation = ABAR_ACT_GELU_ERF},
+    {"gelu_tanh_many_odd", ACTIVATION, .x = {11, 1193}, .activation = ABAR_ACT_GELU_TANH},
     {"gelu_tanh_3d", ACTIVATION, .x = {2, 7, 9}, .activation = ABAR_ACT_GELU_TANH},
     {"add_3d", ADD, .x = {2, 5, 24}},
     {"add_3d_odd", ADD, .x = {3, 7, 9}},
