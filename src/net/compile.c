@@ -163,6 +163,11 @@ static void settle_pointers(abar_net *net, abar__step *step)
         a->dx[i] = part_address(net, step->dx[i], step->in[i]);
         a->x_pitch[i] = pitch_of(net, step->in[i]);
     }
+    if (step->op->slopes_dx) {
+        abar__step *maker = &net->steps[net->values[step->in[0]].producer];
+        a->input_z = address(net, maker->saved);
+        maker->args.dz_given = true;
+    }
     if (step->out >= 0) {
         const abar__value *y = &net->values[step->out];
         a->y = part_address(net, y->buffer, step->out);
