@@ -49,7 +49,7 @@ static void lay_out_parameters(abar_net *net)
         p->public.grad = p->public.value;
         p->offset = net->param_bytes;
         net->param_bytes += abar__round_up(abar_tensor_bytes(&p->public.value), ABAR_ALIGN);
-        if (!shadows || p->public.kind != ABAR_PARAM_WEIGHT) continue;
+        if (!shadows || (p->public.kind != ABAR_PARAM_WEIGHT && p->public.kind != ABAR_PARAM_BIAS)) continue;
         p->public.shadow = param_view(net->dev, p, ABAR_BF16);
         p->shadow_offset = net->shadow_bytes;
         net->shadow_bytes += abar__round_up(abar_tensor_bytes(&p->public.shadow), ABAR_ALIGN);

@@ -52,6 +52,7 @@ int64_t op_param_count(const abar__op_desc *d, int i)
 static bool has_shadow(const abar_device *dev, const abar__op_desc *d, int i)
 {
     if (dev->activation != ABAR_BF16) return false;
+    if (i == 1 && d->bias) return d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D;
     return i == 0 && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D || d->kind == ABAR_OP_EMBEDDING);
 }
 

@@ -185,20 +185,7 @@ void abar__cuda_join_pairs(abar_device *dev, const float *sums, int64_t slices, 
     join_few(dev, sums, slices, 2 * width, width, first, second, add);
 }
 
-/* ---- the bias itself ---------------------------------------------------------------------------------------------- */
-
-/* A thread owns an element. */
-static __global__ void round_to_bf16(int64_t count, const float *from, bf16 *to)
-{
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) store(to, i, from[i]);
-}
-
-void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, void *to)
-{
-    abar__cuda_launch(dev, round_to_bf16, dim3((unsigned)abar__cuda_blocks(count, THREADS)), THREADS, 0, count, from,
-                      (bf16 *)to);
-}
+/* ---- gradients ---------------------------------------------------------------------------------------------------- */
 
 size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width)
 {

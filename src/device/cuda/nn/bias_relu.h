@@ -26,7 +26,4 @@ void abar__cuda_join_slices(abar_device *dev, const float *sums, int64_t slices,
 void abar__cuda_join_pairs(abar_device *dev, const float *sums, int64_t slices, int64_t width, float *first, float *second,
                            bool add);
 
-/* Rounds the bias to bf16, for a product that adds its bias itself. */
-void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, void *to);
-
 #endif

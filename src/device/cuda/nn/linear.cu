@@ -108,11 +108,11 @@ static size_t scratch_of(const abar__op *op, const linear *l)
 {
     const size_t partials = op->desc.bias ? abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)) : 0;
     size_t most = partials > l->dw_db.workspace ? partials : l->dw_db.workspace;
-    if (most < l->bias_bytes + l->y_gelu.workspace) most = l->bias_bytes + l->y_gelu.workspace;
+    if (most < l->y_gelu.workspace) most = l->y_gelu.workspace;
     if (most < l->dx_slope.workspace) most = l->dx_slope.workspace;
     for (int i = 0; i < l->n_parts; i++) {
         const part *p = &l->parts[i];
-        const size_t needs[] = {l->bias_bytes + p->y.workspace, p->dx.workspace, p->dw.workspace};
+        const size_t needs[] = {p->y.workspace, p->dx.workspace, p->dw.workspace};
         for (int k = 0; k < 3; k++) most = needs[k] > most ? needs[k] : most;
     }
     return most ? most + ABAR_CUDA_ALIGN : 0;
@@ -142,8 +142,6 @@ static abar_status create(abar__op *op)
         op->priv = NULL;
         return status;
     }
-    if (op->desc.bias && !l->tail && abar__cuda_is_bf16(op->dev)) /* cuBLASLt needs the bias in the output's type */
-        l->bias_bytes = abar__round_up((size_t)outputs(op) * sizeof(bf16), ABAR_CUDA_ALIGN);
     op->scratch_bytes = scratch_of(op, l);
     op->saved_bytes = gelu ? abar__shape_bytes(op->dev, &op->desc.out, op->out_layout) : 0;
     op->slopes_dx = l->dx_slope.desc != NULL;
@@ -191,19 +189,19 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     char *workspace = abar__cuda_workspace(a->scratch);
     const bool gelu = abar__lt_is_gelu(op->desc.activation), relu = op->desc.activation == ABAR_ACT_RELU;
     const float *bias = op->desc.bias ? (const float *)a->param[1] : NULL;
-    const size_t bias_element = l->bias_bytes ? sizeof(bf16) : sizeof(float);
-    const char *behind = l->bias_bytes ? workspace : (const char *)bias;
+    const char *behind =
+        (const char *)(abar__cuda_is_bf16(op->dev) ? a->shadow[1] : bias); /* cuBLASLt's is of the output's type */
     void *z = gelu ? a->saved : a->y;
-    if (l->bias_bytes) abar__cuda_round_bias(op->dev, outputs(op), bias, workspace);
     if (l->y_gelu.desc) {
-        ABAR_TRY(product_and_gelu(op, a, workspace + l->bias_bytes, behind));
+        ABAR_TRY(product_and_gelu(op, a, workspace, bias ? behind : NULL));
         return abar__cuda_status(op->dev);
     }
     for (int i = 0; i < l->n_parts; i++) {
         part *p = &l->parts[i];
         if (bias && !l->tail)
-            ABAR_TRY(set_pointer(op, &p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, behind + (size_t)p->first * bias_element));
-        ABAR_TRY(multiply(op, workspace + l->bias_bytes, &p->y, weight_of(op, a, p), a->x[0], 0.0f, columns_of(op, z, p)));
+            ABAR_TRY(
+                set_pointer(op, &p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, behind + (size_t)p->first * abar__lt_element(op)));
+        ABAR_TRY(multiply(op, workspace, &p->y, weight_of(op, a, p), a->x[0], 0.0f, columns_of(op, z, p)));
     }
     if (l->tail) abar__cuda_bias_relu(op->dev, z, bias, relu, row_count(op), outputs(op), l->pitch);
     if (gelu) abar__cuda_activate(op->dev, op->desc.activation, z, a->y, abar__shape_count(&op->desc.out));

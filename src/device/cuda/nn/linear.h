@@ -39,7 +39,6 @@ typedef struct abar__lt_linear {
     abar__lt_product dx_slope; /* dx times the derivative of the GELU before; none: that map takes care of it */
     int64_t pitch;             /* from row to row of the output */
     bool tail;                 /* bias and ReLU are a pass after the product */
-    size_t bias_bytes;         /* of the bf16 copy of the bias, before the forward product's workspace; 0: none is needed */
 } abar__lt_linear;
 
 static inline int64_t abar__lt_inputs(const abar__op *op) { return op->desc.in[0].dim[op->desc.in[0].ndim - 1]; }
