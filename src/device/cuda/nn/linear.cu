@@ -103,18 +103,20 @@ static cublasStatus_t make_either(abar__op *op, const abar__cuda_nn_state *nn, l
 
 /* ---- the operation ---------------------------------------------------------------------------------------------- */
 
-/* Workspaces of the passes, one at a time. */
-static size_t scratch_of(const abar__op *op, const linear *l)
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Workspaces of the passes, one at a time but for those of a backward pass on two streams. Sets l->dx_scratch. */
+static size_t scratch_of(const abar__op *op, linear *l)
 {
-    const size_t partials = op->desc.bias ? abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)) : 0;
-    size_t most = partials > l->dw_db.workspace ? partials : l->dw_db.workspace;
-    if (most < l->y_gelu.workspace) most = l->y_gelu.workspace;
-    if (most < l->dx_slope.workspace) most = l->dx_slope.workspace;
+    size_t forward = l->y_gelu.workspace, slope = l->dw_db.workspace, dx = l->dx_slope.workspace;
     for (int i = 0; i < l->n_parts; i++) {
-        const part *p = &l->parts[i];
-        const size_t needs[] = {p->y.workspace, p->dx.workspace, p->dw.workspace};
-        for (int k = 0; k < 3; k++) most = needs[k] > most ? needs[k] : most;
+        forward = larger(forward, l->parts[i].y.workspace);
+        slope = larger(slope, l->parts[i].dw.workspace);
+        dx = larger(dx, l->parts[i].dx.workspace);
     }
+    l->dx_scratch = l->beside ? abar__round_up(slope, ABAR_CUDA_ALIGN) : 0;
+    size_t most = larger(larger(forward, slope), l->dx_scratch + dx);
+    if (op->desc.bias) most = larger(most, abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)));
     return most ? most + ABAR_CUDA_ALIGN : 0;
 }
 
@@ -216,34 +218,49 @@ static abar_status slope_and_bias(abar__op *op, const abar__op_args *a, char *wo
     return multiply(op, workspace, &l->dw_db, a->x[0], a->dy, 0.0f, a->dparam[0]);
 }
 
-/* The gradient of the input, times the derivative of the GELU before it where that is this layer's part. */
-static abar_status input_gradient(abar__op *op, const abar__op_args *a, char *workspace, const part *of)
+static abar_status weight_gradient(abar__op *op, const abar__op_args *a, char *workspace, bool joint)
 {
     const linear *l = (const linear *)op->priv;
-    const product *p = op->slopes_dx ? &l->dx_slope : &of->dx;
-    if (op->slopes_dx) ABAR_TRY(set_pointer(op, p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, a->input_z));
-    return multiply(op, workspace, p, weight_of(op, a, of), columns_of(op, a->dy, of), of->first ? 1.0f : 0.0f, a->dx[0]);
+    if (joint) return slope_and_bias(op, a, workspace);
+    for (int i = 0; i < l->n_parts; i++) {
+        const part *p = &l->parts[i];
+        float *dw = (float *)a->dparam[0] + p->first * inputs(op);
+        ABAR_TRY(multiply(op, workspace, &p->dw, a->x[0], columns_of(op, a->dy, p), a->accumulate ? 1.0f : 0.0f, dw));
+    }
+    return ABAR_OK;
+}
+
+/* Times the derivative of the GELU before it where that is this layer's part. */
+static abar_status input_gradient(abar__op *op, const abar__op_args *a, char *workspace)
+{
+    const linear *l = (const linear *)op->priv;
+    if (op->slopes_dx) {
+        ABAR_TRY(set_pointer(op, &l->dx_slope, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, a->input_z));
+        return multiply(op, workspace, &l->dx_slope, weight_of(op, a, &l->parts[0]), a->dy, 0.0f, a->dx[0]);
+    }
+    for (int i = 0; i < l->n_parts; i++) {
+        const part *p = &l->parts[i];
+        ABAR_TRY(multiply(op, workspace, &p->dx, weight_of(op, a, p), columns_of(op, a->dy, p), i > 0 ? 1.0f : 0.0f, a->dx[0]));
+    }
+    return ABAR_OK;
 }
 
 static abar_status backward(abar__op *op, const abar__op_args *a)
 {
-    linear *l = (linear *)op->priv;
+    const linear *l = (const linear *)op->priv;
     char *workspace = abar__cuda_workspace(a->scratch);
     const abar__activation kind = a->dz_given ? ABAR_ACT_NONE : op->desc.activation;
     const bool joint = l->dw_db.desc && !a->accumulate && kind == ABAR_ACT_NONE;
-    if (joint)
-        ABAR_TRY(slope_and_bias(op, a, workspace));
-    else
+    if (!joint)
         abar__cuda_activation_gradient(op->dev, kind, a->dy, abar__lt_is_gelu(kind) ? a->saved : a->y,
                                        op->desc.bias ? (float *)a->dparam[1] : NULL, a->accumulate, row_count(op), outputs(op),
                                        (float *)workspace, l->pitch);
-    for (int i = 0; i < l->n_parts; i++) {
-        const part *p = &l->parts[i];
-        float *dw = (float *)a->dparam[0] + p->first * inputs(op);
-        if (!joint)
-            ABAR_TRY(multiply(op, workspace, &p->dw, a->x[0], columns_of(op, a->dy, p), a->accumulate ? 1.0f : 0.0f, dw));
-        if (op->desc.need_dx[0]) ABAR_TRY(input_gradient(op, a, workspace, p));
-    }
+    if (l->beside)
+        ABAR_TRY(abar__lt_aside(op->dev, [&] { return weight_gradient(op, a, workspace, joint); }));
+    else
+        ABAR_TRY(weight_gradient(op, a, workspace, joint));
+    if (op->desc.need_dx[0]) ABAR_TRY(input_gradient(op, a, workspace + l->dx_scratch));
+    if (l->beside) ABAR_TRY(abar__lt_join(op->dev));
     return abar__cuda_status(op->dev);
 }
 

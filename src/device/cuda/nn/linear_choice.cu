@@ -56,7 +56,7 @@ static abar_status open_trial(const abar__op *op, const abar__lt_linear *l, tria
                             out * in * sizeof(float),
                             widest * sizeof(float),
                             gelu * rows * widest * element,
-                            partials > ABAR_LT_WORKSPACE ? partials : ABAR_LT_WORKSPACE};
+                            partials > 2 * ABAR_LT_WORKSPACE ? partials : 2 * ABAR_LT_WORKSPACE};
     char **const places[] = {&t->x, &t->z, &t->w, &t->dw, &t->db, &t->beside, &t->workspace};
     size_t bytes = ABAR_CUDA_ALIGN;
     for (int i = 0; i < 7; i++) bytes += abar__round_up(parts[i], ABAR_CUDA_ALIGN);
@@ -216,6 +216,24 @@ static void join_slope(const abar__op *op, abar__lt_linear *l, const trial *t, f
     if (both < 0.0f || dx_ms < 0.0f || both + bias_alone >= dx_ms + apart) abar__lt_release(t->dev, &l->dx_slope);
 }
 
+/* The products of the backward pass run on two streams where that is faster by more than measurements differ. */
+static bool is_faster_beside(const abar__op *op, const abar__lt_linear *l, const trial *t)
+{
+    const abar__lt_product *slope = abar__lt_slope(l, op->desc.activation == ABAR_ACT_NONE), *dx = abar__lt_dx(l);
+    const auto make_slope = [&] {
+        return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace, slope, t->x, t->z, 0.0f, t->dw));
+    };
+    const auto make_dx = [&] {
+        return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace + ABAR_LT_WORKSPACE, dx, t->w, t->z, 0.0f, t->x));
+    };
+    if (l->n_parts != 1 || !op->desc.need_dx[0]) return false;
+    const float apart = time_of(t, [&] { return make_slope() == ABAR_OK && make_dx() == ABAR_OK; });
+    const float beside = time_of(t, [&] {
+        return abar__lt_aside(t->dev, make_slope) == ABAR_OK && make_dx() == ABAR_OK && abar__lt_join(t->dev) == ABAR_OK;
+    });
+    return apart >= 0.0f && beside >= 0.0f && beside < 0.97f * apart;
+}
+
 /* A GELU's gradient may have been applied before: then dw and db remain. */
 static bool may_join_bias(const abar__op *op, const abar__lt_linear *l)
 {
@@ -242,7 +260,8 @@ static abar_status measure(const abar__op *op, const abar__cuda_nn_state *nn, ab
     }
     if (status >= 0 && may_join_bias(op, l)) join_slope_and_bias(op, l, &t, dw_ms);
     if (status >= 0) join_gelu(op, l, &t, y_ms);
-    if (status >= 0) join_slope(op, l, &t, dx_ms); /* the last one: its pass makes x smaller and smaller */
+    if (status >= 0) join_slope(op, l, &t, dx_ms); /* its pass makes x smaller and smaller */
+    l->beside = status >= 0 && is_faster_beside(op, l, &t);
     if (status >= 0) status = abar__cuda_status(op->dev);
     close_trial(&t);
     return status;
@@ -279,18 +298,27 @@ static void list_products(abar__lt_linear *l, abar__lt_product *out[PRODUCTS])
 
 /* "linear dw bf16 50432x384 to 1536 pitch 1536 bias 1 activations 0 0 epilogue 1": with what decides whether there is a product
  * of several results, whose epilogue has no number here. */
-static void problem_of(const abar__op *op, const abar__lt_linear *l, const abar__lt_product *p, int i,
+static void problem_of(const abar__op *op, const abar__lt_linear *l, const char *name, int epilogue,
                        char text[ABAR_AUTOTUNE_MAX])
+{
+    const bool tf32 = op->dev->config.precision == ABAR_PRECISION_TF32;
+    const char *precision = abar__cuda_is_bf16(op->dev) ? "bf16" : tf32 ? "tf32" : "fp32";
+    snprintf(text, ABAR_AUTOTUNE_MAX,
+             "linear %s %s %lldx%lld to %lld pitch %lld bias %d activations %d %d gradient %d epilogue %d", name, precision,
+             (long long)abar__lt_rows(op), (long long)abar__lt_inputs(op), (long long)abar__lt_outputs(op), (long long)l->pitch,
+             op->desc.bias, (int)op->desc.activation, (int)op->desc.input_activation, op->desc.need_dx[0], epilogue);
+}
+
+static void problem_of_product(const abar__op *op, abar__lt_linear *l, int i, char text[ABAR_AUTOTUNE_MAX])
 {
     static const char *const names[PRODUCTS] = {
         "y", "dw", "dx", "y of the rest", "dw of the rest", "dx of the rest", "dw and db", "y and z", "dx of z"};
-    const bool tf32 = op->dev->config.precision == ABAR_PRECISION_TF32;
-    const char *precision = abar__cuda_is_bf16(op->dev) ? "bf16" : tf32 ? "tf32" : "fp32";
-    snprintf(text, ABAR_AUTOTUNE_MAX, "linear %s %s %lldx%lld to %lld pitch %lld bias %d activations %d %d epilogue %d",
-             names[i], precision, (long long)abar__lt_rows(op), (long long)abar__lt_inputs(op), (long long)abar__lt_outputs(op),
-             (long long)l->pitch, op->desc.bias, (int)op->desc.activation, (int)op->desc.input_activation,
-             i < DW_DB ? (int)p->epilogue : 0);
+    abar__lt_product *products[PRODUCTS];
+    list_products(l, products);
+    problem_of(op, l, names[i], i < DW_DB ? (int)products[i]->epilogue : 0, text);
 }
+
+static const char beside_name[] = "dw beside dx";
 
 /* "none", or the words of the algorithm. */
 static abar_status remember(const abar__op *op, abar__autotune_cache *cache, abar__lt_linear *l)
@@ -306,10 +334,11 @@ static abar_status remember(const abar__op *op, abar__autotune_cache *cache, aba
         snprintf(text, sizeof text, "none");
         for (int w = 0; w < ALGORITHM_WORDS && p->desc; w++)
             snprintf(text + 17 * w, sizeof text - 17 * (size_t)w, "%016llx ", (unsigned long long)words[w]);
-        problem_of(op, l, p, i, problem);
+        problem_of_product(op, l, i, problem);
         ABAR_TRY(abar__autotune_cache_put(cache, problem, text));
     }
-    return ABAR_OK;
+    problem_of(op, l, beside_name, 0, problem);
+    return abar__autotune_cache_put(cache, problem, l->beside ? "yes" : "no");
 }
 
 /* Gives p what was kept; false: it is no longer possible. */
@@ -341,7 +370,7 @@ static bool recall(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_l
     for (int i = 0; i < PRODUCTS; i++) {
         abar__lt_product *p = products[i];
         if (!p->desc && i < DW_DB) continue;
-        problem_of(op, l, p, i, problem);
+        problem_of_product(op, l, i, problem);
         const char *text = abar__autotune_cache_find(nn->products, problem);
         if (!text) return false;
         if (i >= DW_DB && strcmp(text, "none") == 0) {
@@ -351,7 +380,10 @@ static bool recall(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_l
         if (i == DW_DB && abar__lt_make_slope(op, nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, p)) return false;
         if (!p->desc || !recall_product(nn, text, p)) return false;
     }
-    return true;
+    problem_of(op, l, beside_name, 0, problem);
+    const char *beside = abar__autotune_cache_find(nn->products, problem);
+    l->beside = beside && strcmp(beside, "yes") == 0;
+    return beside != NULL;
 }
 
 abar_status abar__lt_choose(const abar__op *op, abar__cuda_nn_state *nn, abar__lt_linear *l)
