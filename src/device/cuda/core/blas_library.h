@@ -14,7 +14,10 @@ typedef struct abar__blas_api {
     decltype(&::cublasLtCreate) cublasLtCreate;
     decltype(&::cublasLtDestroy) cublasLtDestroy;
     decltype(&::cublasLtGetStatusString) cublasLtGetStatusString;
+    decltype(&::cublasLtGetVersion) cublasLtGetVersion;
     decltype(&::cublasLtMatmul) cublasLtMatmul;
+    decltype(&::cublasLtMatmulAlgoCheck) cublasLtMatmulAlgoCheck;
+    decltype(&::cublasLtMatmulAlgoConfigSetAttribute) cublasLtMatmulAlgoConfigSetAttribute;
     decltype(&::cublasLtMatmulAlgoGetHeuristic) cublasLtMatmulAlgoGetHeuristic;
     decltype(&::cublasLtMatmulDescCreate) cublasLtMatmulDescCreate;
     decltype(&::cublasLtMatmulDescDestroy) cublasLtMatmulDescDestroy;

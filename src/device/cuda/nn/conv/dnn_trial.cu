@@ -2,6 +2,7 @@
  * cannot be captured are rejected, the others are timed. In float32 their results must also agree with our own loops: some
  * engines are not exact and have no note that says so. */
 #include "device/cuda/nn/conv/dnn_conv.h"
+#include "device/cuda/nn/trial.h"
 
 #include <string.h>
 
@@ -14,18 +15,6 @@ enum { THREADS = 256, MAX_BLOCKS = 1024, REPEAT = 8, LAUNCHES = 3 };
 #define TOLERANCE 2e-5f
 
 /* ---- on the device ----------------------------------------------------------------------------------------------- */
-
-/* Threads stride over the elements: uniform in [-1, 1), with 24 bits so that float32 needs its whole mantissa, from a hash
- * of the element's index. */
-template <typename T> static __global__ void make_up(T *to, int64_t count)
-{
-    const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
-        uint64_t h = (uint64_t)(i + 1) * 0x9e3779b97f4a7c15u;
-        h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
-        store(to, i, (float)(h >> 40) * 0x1p-23f - 1.0f);
-    }
-}
 
 /* Threads stride over the elements. The bits of non-negative floats have the order of their values, those of a NaN are above
  * all others: largest (2) becomes the bits of max |got - expected| and max |expected|, for any order of blocks. */
@@ -109,10 +98,7 @@ static abar_status allocate(abar_device *dev, const int64_t count[3], int result
     if (exact) t->expected = (float *)at;
     t->largest = (unsigned *)(at + part[4]);
     const int64_t filled = (int64_t)((part[0] + part[1] + part[2]) / element);
-    if (abar__cuda_is_bf16(dev))
-        abar__cuda_launch(dev, make_up<bf16>, blocks_for(filled), THREADS, 0, (bf16 *)t->address[0], filled);
-    else
-        abar__cuda_launch(dev, make_up<float>, blocks_for(filled), THREADS, 0, (float *)t->address[0], filled);
+    abar__trial_fill(dev, t->address[0], filled);
     return abar__cuda_status(dev);
 }
 
