@@ -418,13 +418,12 @@ template <bool DROPS> static abar_status prepare_as(abar_device *dev)
 /* Not for sequences that leave many rows of the groups without work. */
 static abar_status prepare(abar_device *dev, const attention *a)
 {
-    int major = 0, minor = 0;
+    bool wide = false;
     encode_function encode = NULL;
     const int64_t rows = abar__cuda_blocks(a->length, ROWS) * ROWS;
     if (a->side || a->width != WIDTH || (float)a->length < LEAST_USE * (float)rows) return ABAR_E_UNSUPPORTED;
-    CUDA_TRY(dev, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->ordinal));
-    CUDA_TRY(dev, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->ordinal));
-    if (major != 9 || minor != 0) return ABAR_E_UNSUPPORTED;
+    ABAR_TRY(has_wide_products(dev, &wide));
+    if (!wide) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(find_encode(dev, &encode));
     if (!encode) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(prepare_as<false>(dev));

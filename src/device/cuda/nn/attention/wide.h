@@ -165,4 +165,16 @@ __device__ static inline bool is_hidden(const edge &e, int query, int key)
 __device__ static inline int lane_row(void) { return (int)(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4); }
 __device__ static inline int lane_column(void) { return (int)(2 * (threadIdx.x % 4)); }
 
+/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+
+/* Whether the device has the instructions that this is compiled for. */
+static inline abar_status has_wide_products(abar_device *dev, bool *has)
+{
+    int major = 0, minor = 0;
+    CUDA_TRY(dev, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->ordinal));
+    CUDA_TRY(dev, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->ordinal));
+    *has = major == 9 && minor == 0;
+    return ABAR_OK;
+}
+
 #endif
