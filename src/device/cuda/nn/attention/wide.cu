@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(128 * GROUPS, 2)
     extern __shared__ uint4 tile_memory[];
     __shared__ __align__(8) uint64_t turns[1 + 2 * PLACES];
     const owner o = owner_of(a, ROWS * GROUPS, a.causal);
-    const int group = (int)threadIdx.x / 128, first = o.first + group * ROWS;
+    const int group = own_group(), first = o.first + group * ROWS;
     const int end = a.causal ? min(a.length, o.first + ROWS * GROUPS) : a.length, tiles = (end + ROWS - 1) / ROWS;
     const int own = a.causal ? min(tiles, first / ROWS + 1) : tiles; /* tiles that this group sees */
     const uint32_t q = (shared_address(tile_memory) + ALIGNED - 1) / ALIGNED * ALIGNED;
@@ -213,7 +213,7 @@ static __global__ void __launch_bounds__(128 * GROUPS, 2)
     extern __shared__ uint4 tile_memory[];
     __shared__ __align__(8) uint64_t turns[1 + 2 * PLACES];
     const owner o = owner_of(a, ROWS * GROUPS, a.causal);
-    const int group = (int)threadIdx.x / 128, first = o.first + group * ROWS;
+    const int group = own_group(), first = o.first + group * ROWS;
     const int end = a.causal ? min(a.length, o.first + ROWS * GROUPS) : a.length, tiles = (end + ROWS - 1) / ROWS;
     const int own = a.causal ? min(tiles, first / ROWS + 1) : tiles;
     const uint32_t q = (shared_address(tile_memory) + ALIGNED - 1) / ALIGNED * ALIGNED, dy = q + GROUPS * TILE_SIZE;
