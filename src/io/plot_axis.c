@@ -61,8 +61,15 @@ void abar__axis_ticks(abar__axis *axis, double least_step)
     linear_ticks(axis, fmax(least_step, round_step((axis->high - axis->low) / 7.0)));
 }
 
+/* An axis ends before the range of numbers does, so that its margins and ticks are numbers, too. */
+#define LARGEST 1e280
+
 abar__axis abar__axis_make(double low, double high, bool logarithmic)
 {
+    if (isfinite(low) && isfinite(high)) {
+        low = fmin(fmax(low, logarithmic && low > 0.0 ? 1.0 / LARGEST : -LARGEST), LARGEST);
+        high = fmin(fmax(high, low), LARGEST);
+    }
     abar__axis axis = {.low = low, .high = high, .logarithmic = logarithmic && low > 0.0};
     if (!isfinite(low) || !isfinite(high)) axis = (abar__axis){.low = 0.0, .high = 1.0};
     if (axis.logarithmic) {

@@ -60,6 +60,24 @@ static void ticks_can_be_whole_numbers_only(void **state)
     assert_string_equal(abar__tick_text(&axis, 3, text), "3");
 }
 
+static void ticks_at_the_end_of_the_range_of_numbers_are_finite(void **state)
+{
+    static const double ranges[][2] = {
+        {1e30, 1e308}, {1e-308, 1e308}, {1.7e308, 1.7e308}, {5e-324, 1e-320}, {-1.7e308, 1.7e308}};
+    char text[ABAR_REAL_TEXT_MAX];
+    (void)state;
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        for (int logarithmic = 0; logarithmic < 2; logarithmic++) {
+            const abar__axis axis = abar__axis_make(ranges[i][0], ranges[i][1], logarithmic);
+            assert_true(isfinite(axis.low) && isfinite(axis.high) && axis.low < axis.high);
+            for (int k = 0; k < axis.ticks; k++) {
+                assert_true(isfinite(axis.tick[k]));
+                assert_null(strstr(abar__tick_text(&axis, k, text), "inf"));
+            }
+            assert_true(isfinite(abar__axis_place(&axis, ranges[i][1])));
+        }
+}
+
 /* The number after the first occurrence of a text. */
 static int number_after(const char *svg, const char *text)
 {
@@ -124,6 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(ticks_are_round_and_short),
         TEST(ticks_can_be_whole_numbers_only),
+        TEST(ticks_at_the_end_of_the_range_of_numbers_are_finite),
         TEST(titles_shrink_to_fit),
         TEST(heat_maps_are_rectangles_or_an_image),
     };
