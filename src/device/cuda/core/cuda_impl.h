@@ -25,6 +25,7 @@ typedef struct abar__cuda {
     int processors;       /* streaming multiprocessors */
     size_t shared_memory; /* bytes a block may use, opted in */
     bool capturing;
+    bool chains;                        /* kernels can start before the one before has finished: chain.h */
     cudaError_t failure;                /* the first launch that failed since the last wait */
     void *nn;                           /* handles of cuDNN and cuBLASLt, opened by the first operation that needs them */
     void (*nn_close)(abar_device *dev); /* releases them; NULL: there are none */

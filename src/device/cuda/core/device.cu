@@ -79,6 +79,9 @@ static abar_status describe(abar_device *dev)
     CUDA_TRY(dev, cudaGetDeviceProperties(&about, dev->ordinal));
     cuda->processors = about.multiProcessorCount;
     cuda->shared_memory = about.sharedMemPerBlockOptin;
+    cudaFuncAttributes compiled;
+    CUDA_TRY(dev, cudaFuncGetAttributes(&compiled, probe));
+    cuda->chains = compiled.ptxVersion >= 90; /* code for older devices does not wait */
     dev->activation = dev->config.precision == ABAR_PRECISION_BF16 ? ABAR_BF16 : ABAR_F32;
     snprintf(dev->description, sizeof dev->description, "cuda: %.60s, %.0f GiB, %s", about.name,
              (double)about.totalGlobalMem / (double)(1 << 30), precisions[dev->config.precision]);

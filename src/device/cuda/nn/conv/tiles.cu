@@ -200,8 +200,8 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     p.weight = (const bf16 *)a->shadow[0];
     p.bias = op->desc.bias ? (const float *)a->param[1] : NULL;
     p.result = (bf16 *)a->y;
-    abar__cuda_launch(op->dev, t->forward_kernel, t->forward_shape.blocks, dim3((unsigned)t->forward_shape.threads),
-                      (size_t)t->forward_shape.shared, p);
+    abar__cuda_launch_chained(op->dev, t->forward_kernel, t->forward_shape.blocks, dim3((unsigned)t->forward_shape.threads),
+                              (size_t)t->forward_shape.shared, p);
     return abar__cuda_status(op->dev);
 }
 
@@ -212,8 +212,8 @@ static void run_dx(abar__op *op, const abar__op_args *a)
     p.source = (const bf16 *)a->dy;
     p.weight = (const bf16 *)a->shadow[0];
     p.result = (bf16 *)a->dx[0];
-    abar__cuda_launch(op->dev, t->dx_kernel, t->dx_shape.blocks, dim3((unsigned)t->dx_shape.threads),
-                      (size_t)t->dx_shape.shared, p);
+    abar__cuda_launch_chained(op->dev, t->dx_kernel, t->dx_shape.blocks, dim3((unsigned)t->dx_shape.threads),
+                              (size_t)t->dx_shape.shared, p);
 }
 
 static void run_slope(abar__op *op, const abar__op_args *a)
@@ -226,8 +226,8 @@ static void run_slope(abar__op *op, const abar__op_args *a)
     const int count = p.outputs * t->taps * p.inputs;
     abar__cuda_launch(op->dev, t->slope_kernel, t->slope_shape.blocks, dim3((unsigned)t->slope_shape.threads),
                       (size_t)t->slope_shape.shared, p);
-    abar__cuda_launch(op->dev, abar__conv_join, dim3((unsigned)ceil_div(count, 32)), dim3(32, 8), 0, p.partials,
-                      (float *)a->dparam[0], count, (int)t->slope_shape.blocks.x, a->accumulate);
+    abar__cuda_launch_chained(op->dev, abar__conv_join, dim3((unsigned)ceil_div(count, 32)), dim3(32, 8), 0, p.partials,
+                              (float *)a->dparam[0], count, (int)t->slope_shape.blocks.x, a->accumulate);
 }
 
 /* dw runs in the side stream while dx runs in the main one. */

@@ -8,6 +8,7 @@
 #ifndef ABAR_CUDA_CONV_TILES_H
 #define ABAR_CUDA_CONV_TILES_H
 
+#include "device/cuda/core/chain.h"
 #include "device/cuda/core/mma.h"
 
 /* The tiles of a window sliding over the images (N, H, W, C) of a source. */

@@ -237,6 +237,7 @@ static __global__ void __launch_bounds__(256) conv_product_tiles(const __grid_co
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
     const int n0 = (int)blockIdx.y * 8 * NT, count = band_positions(p.band);
     const uint32_t weights = shared_address(conv_memory), band = weights + (uint32_t)p.weight_bytes;
+    chain_wait();
     if constexpr (FEW) {
         weights_load_few<K, NT>(p, weights, n0);
         band_load_few(p.band, band, p.source, (int)blockIdx.x);

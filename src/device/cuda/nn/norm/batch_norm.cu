@@ -21,6 +21,7 @@ extern __shared__ uint4 kept_words[]; /* x, and in backward g, kept between the 
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1) moments_kernel(cut k, const T *x, float2 *partial)
 {
+    chain_wait();
     take_moments<T, V, false>(k, x, NULL, NULL, 0, partial);
 }
 
@@ -29,6 +30,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     normalise_kernel(cut k, cut taken, statistics s, bool relu, const T *x, const T *residual, T *y)
 {
     __shared__ affine tile[MAX_TILE];
+    chain_wait();
     settle_statistics<V>(k, taken, s, tile);
     normalise<T, V, false>(k, tile, relu, x, NULL, residual, y);
 }
@@ -50,6 +52,7 @@ template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
     sums_kernel(cut k, streams<T> s, coefficients f, T *dresidual, float2 *partial)
 {
+    chain_wait();
     sum_gradients<T, V, false>(k, s, f, dresidual, NULL, NULL, partial);
 }
 
@@ -60,6 +63,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     __shared__ affine tile[MAX_TILE];
     __shared__ slopes slope[MAX_TILE];
+    chain_wait();
     settle_gradients<V>(k, f, p, tile, slope);
     if (dx) input_gradient<T, V, false>(k, tile, slope, s, NULL, NULL, add, dx);
 }
@@ -230,8 +234,9 @@ template <typename T, int V> static void forward_as(abar__op *op, const abar__op
             return;
         }
     const cut taken = given ? moments_cut(abar__shape_count(&op->desc.in[0]) / k.channels, k.channels, V > 1) : k;
-    if (s.training && !given) abar__cuda_launch(op->dev, moments_kernel<T, V>, grid, dim3(THREADS), 0, k, x, partial);
-    abar__cuda_launch(op->dev, normalise_kernel<T, V>, grid, dim3(THREADS), 0, k, taken, s, relu, x, residual, (T *)a->y);
+    if (s.training && !given) abar__cuda_launch_chained(op->dev, moments_kernel<T, V>, grid, dim3(THREADS), 0, k, x, partial);
+    abar__cuda_launch_chained(op->dev, normalise_kernel<T, V>, grid, dim3(THREADS), 0, k, taken, s, relu, x, residual,
+                              (T *)a->y);
 }
 
 template <typename T, int V> static void backward_as(abar__op *op, const abar__op_args *a)
@@ -253,9 +258,10 @@ template <typename T, int V> static void backward_as(abar__op *op, const abar__o
                          dresidual, a->add_dx, dx);
             return;
         }
-    abar__cuda_launch(op->dev, sums_kernel<T, V>, grid, dim3(THREADS), 0, k, s, f, dresidual, partial);
+    abar__cuda_launch_chained(op->dev, sums_kernel<T, V>, grid, dim3(THREADS), 0, k, s, f, dresidual, partial);
     if (dresidual) s = {s.x, dresidual, NULL, NULL, MASK_NONE}; /* g, as it was written */
-    abar__cuda_launch(op->dev, input_kernel<T, V>, dx ? grid : dim3(grid.x), dim3(THREADS), 0, k, s, f, p, a->add_dx, dx);
+    abar__cuda_launch_chained(op->dev, input_kernel<T, V>, dx ? grid : dim3(grid.x), dim3(THREADS), 0, k, s, f, p, a->add_dx,
+                              dx);
 }
 
 template <typename T> static void run_as(abar__op *op, const abar__op_args *a, bool back)

@@ -6,6 +6,7 @@
 #ifndef ABAR_CUDA_NORM_BATCH_NORM_PHASES_H
 #define ABAR_CUDA_NORM_BATCH_NORM_PHASES_H
 
+#include "device/cuda/core/chain.h"
 #include "device/cuda/nn/cuda_nn.h"
 
 #define LOG_THREADS 9
