@@ -149,12 +149,20 @@ typedef struct abar__op_args {
      * token */
     void *columns;
     void *moments; /* CONCAT: a training forward writes the moments of those channels of y that it copies here, op->moment_bytes
-                    * per channel; BATCH_NORM: reads the moments of x here. NULL: not wanted, or BATCH_NORM computes its own */
-    void *saved;   /* op->saved_bytes, kept from forward to backward */
-    void *scratch; /* op->scratch_bytes, for one call */
+                    * per channel; CONV2D: those of y, in op->moment_parts; BATCH_NORM: reads the moments of x here. NULL: not
+                    * wanted, or BATCH_NORM computes its own */
+    int moment_parts; /* BATCH_NORM: moments come from a CONV2D in so many parts; 0: from a CONCAT */
+    void *saved;      /* op->saved_bytes, kept from forward to backward */
+    void *scratch;    /* op->scratch_bytes, for one call */
 } abar__op_args;
 
 typedef struct abar__op abar__op;
+
+/* Bytes of the moments that a CONV2D writes. */
+static inline size_t abar__moment_bytes(int64_t channels, int parts)
+{
+    return (size_t)parts * (size_t)(2 * channels + 1) * sizeof(float);
+}
 
 /* One implementation of one kind of operation. */
 typedef struct abar__op_impl {
@@ -178,14 +186,16 @@ struct abar__op {
     unsigned backward_needs;
     size_t saved_bytes, scratch_bytes, pattern_bytes;
     bool takes_dy2; /* backward can add dy2 to dy itself */
-    bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
-    bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */
-    bool dx_alike;  /* backward computes one gradient for all inputs: every dx may be the same memory */
+    bool y_is_x;   /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
+    bool dx_is_dy; /* backward only copies: every dx may be the memory of dy (add) */
+    bool dx_alike; /* backward computes one gradient for all inputs: every dx may be the same memory */
     /* Not 0: x[0] and dx[0] may be channels of a wider value; their first channel and their pitch are multiples of this. For
      * a CONCAT this holds for every input and y; an input that is stored within y, with its dx in dy (and no dy2), is not
      * copied. */
     int view_align;
     size_t moment_bytes; /* of a channel: CONCAT: of the moments it writes; BATCH_NORM: of those it can read; 0: none */
+    int moment_parts;    /* CONV2D: the moments of y that it can write are (channels, parts) of mean and sum of squared
+                          * distances, then the parts' counts, all float32: abar__moment_bytes; 0: it writes none */
     void *priv;          /* the implementation's own */
     size_t priv_bytes;
 };

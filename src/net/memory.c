@@ -50,10 +50,37 @@ static int chain_of(const abar_net *net, const abar__step *step)
     return step->op->moment_bytes > 0 && net->values[host].hosts && net->config.training ? host : -1;
 }
 
+/* Whether a batch norm reads v and can be given its moments. */
+static bool wants_moments(const abar_net *net, int v)
+{
+    for (int s = net->values[v].producer + 1; s < net->n_steps; s++) {
+        const abar__op *op = net->steps[s].op;
+        if (op->desc.kind == ABAR_OP_BATCH_NORM && net->steps[s].in[0] == v && op->moment_bytes > 0) return true;
+    }
+    return false;
+}
+
+/* A convolution computes the moments of its output where that is a batch norm's input. */
+static abar_status convolution_moments(abar_net *net, int s)
+{
+    const abar__step *step = &net->steps[s];
+    const bool makes = step->op->desc.kind == ABAR_OP_CONV2D;
+    abar__value *v = &net->values[makes ? step->out : step->in[0]];
+    if (!net->config.training) return ABAR_OK;
+    if (makes && step->op->moment_parts > 0 && wants_moments(net, step->out)) {
+        v->moments = add_buffer(net, abar__moment_bytes(v->shape.dim[1], step->op->moment_parts), s, s);
+        v->moment_parts = step->op->moment_parts;
+        return v->moments < 0 ? (abar_status)v->moments : ABAR_OK;
+    }
+    if (step->op->desc.kind == ABAR_OP_BATCH_NORM && v->moment_parts > 0) live_until(net, v->moments, s);
+    return ABAR_OK;
+}
+
 static abar_status moments_buffer(abar_net *net, int s)
 {
     const abar__step *step = &net->steps[s];
     const int host = chain_of(net, step);
+    ABAR_TRY(convolution_moments(net, s));
     if (host < 0) return ABAR_OK;
     abar__value *v = &net->values[host];
     const size_t bytes = (size_t)v->shape.dim[1] * step->op->moment_bytes;

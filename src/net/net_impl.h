@@ -18,13 +18,14 @@ typedef struct abar__value {
     bool wants_grad;   /* something before it has parameters */
     bool integer;      /* tokens: I32 on every device; only the input can be */
     abar_layout layout;
-    int buffer;      /* index in the plan */
-    int grad[2];     /* buffers whose sum is the gradient; -1: none */
-    abar__op *join;  /* adds the gradients of several readers; NULL: not needed */
-    int within;      /* the value whose memory contains this one and its gradient (views.c); -1: it has its own */
-    int64_t channel; /* the channel where it begins there */
-    bool hosts;      /* other values are within it, some of them written earlier */
-    int moments;     /* buffer of its channels' moments, for batch norms that read it or a value within it; -1: none */
+    int buffer;       /* index in the plan */
+    int grad[2];      /* buffers whose sum is the gradient; -1: none */
+    abar__op *join;   /* adds the gradients of several readers; NULL: not needed */
+    int within;       /* the value whose memory contains this one and its gradient (views.c); -1: it has its own */
+    int64_t channel;  /* the channel where it begins there */
+    bool hosts;       /* other values are within it, some of them written earlier */
+    int moments;      /* buffer of its channels' moments, for batch norms that read it or a value within it; -1: none */
+    int moment_parts; /* of moments that the convolution computes whose output it is */
 } abar__value;
 
 typedef struct abar__param_info {

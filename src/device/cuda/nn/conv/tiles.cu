@@ -5,7 +5,10 @@
 #include "device/cuda/nn/conv/tiles.h"
 #include "device/cuda/nn/cuda_nn.h"
 
-enum { LONGEST = 1000 }; /* largest side of an image: quotient() is exact for the positions of a tile, 512 or one row */
+enum {
+    LONGEST = 1000,     /* largest side of an image: quotient() is exact for the positions of a tile, 512 or one row */
+    MOMENT_TILES = 512, /* at most, where a batch norm gets moments from here: its blocks read those of all tiles */
+};
 
 typedef struct launch_shape {
     dim3 blocks;
@@ -112,13 +115,15 @@ static bool product_plan(const abar__cuda *cuda, const layer *l, enum conv_way w
     p->weight_pitch = 16 + 16 * (l->few ? (taps + 1) / 2 * 2 : forward ? taps * l->c / 8 : taps * tiles);
     p->weight_bytes = p->weight_pitch * (forward ? 8 * tiles : l->o);
     const int window = halves ? (l->k + 1) / 2 : l->k, stride = forward ? l->s : 1;
+    const int lots = forward ? ceil_div(LONGEST, choice.positions) : 0; /* of a tile, at most */
     if (!band_plan(cuda, &p->band, window, stride, 8 * choice.positions, 2 * choice.positions, across,
-                   (int64_t)cuda->shared_memory - p->weight_bytes, 0))
+                   (int64_t)cuda->shared_memory - p->weight_bytes - lots * choice.lot_bytes, 0))
         return false;
     *kernel = choice.kernel;
     shape->blocks = dim3((unsigned)p->band.tiles, (unsigned)across);
     shape->threads = 32 * max_of(4, min_of(8, ceil_div(band_count(&p->band), choice.positions)));
-    shape->shared = p->weight_bytes + (int)band_bytes(&p->band);
+    p->moments_at = p->weight_bytes + (int)band_bytes(&p->band);
+    shape->shared = p->moments_at + (forward ? ceil_div(band_count(&p->band), choice.positions) * choice.lot_bytes : 0);
     return true;
 }
 
@@ -185,6 +190,7 @@ static abar_status create(abar__op *op)
     *(conv_tiles *)op->priv = t;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_NHWC;
     op->backward_needs = ABAR_NEEDS_X | (t.forward.relu ? (unsigned)ABAR_NEEDS_Y : 0u);
+    if (t.forward.band.tiles <= MOMENT_TILES) op->moment_parts = t.forward.band.tiles;
     op->scratch_bytes = partials_bytes(&t);
     if (op->desc.bias) op->scratch_bytes += abar__cuda_bias_partials(op->dev, (int64_t)l.n * l.p * l.q, l.o);
     return ABAR_OK;
@@ -200,6 +206,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     p.weight = (const bf16 *)a->shadow[0];
     p.bias = op->desc.bias ? (const float *)a->param[1] : NULL;
     p.result = (bf16 *)a->y;
+    p.moments = a->run->training ? (float2 *)a->moments : NULL;
     abar__cuda_launch_chained(op->dev, t->forward_kernel, t->forward_shape.blocks, dim3((unsigned)t->forward_shape.threads),
                               (size_t)t->forward_shape.shared, p);
     return abar__cuda_status(op->dev);

@@ -36,6 +36,8 @@ typedef struct conv_product {
     int weight_pitch;    /* bytes of a row of the weights in shared memory */
     int weight_bytes;    /* of all its rows; the band follows */
     bool relu;
+    float2 *moments; /* of y, a part for each tile (conv_tile_moments); NULL: not wanted */
+    int moments_at;  /* in shared memory, of those of a tile's lots */
 } conv_product;
 
 /* dw (O, K, K, C) = sum over positions of dz (O) and x under the window (K, K, C), in partial sums, one for each block. */
@@ -57,7 +59,7 @@ typedef void (*conv_join_kernel)(const float *partials, float *dw, int count, in
  * result, and how many positions a warp handles at a time. few: at most 8 input channels, stored as 8. NULL: there is none. */
 typedef struct conv_product_choice {
     conv_product_kernel kernel;
-    int positions;
+    int positions, lot_bytes; /* of shared memory for the moments of so many positions */
 } conv_product_choice;
 conv_product_choice abar__conv_product_pick(enum conv_way way, int k, int s, int channel_tiles, bool few);
 

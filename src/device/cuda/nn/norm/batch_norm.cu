@@ -5,9 +5,9 @@
  * backward have two phases: sums over every slab, written to scratch, then the elementwise part, before which each block
  * adds the sums of its channels over all slabs in order. Where a slab fits into shared memory, both phases are one kernel
  * with a barrier over the grid between them, and memory is read once; else they are two kernels. Moments that a
- * concatenation has computed are used as they are. Without a residual the ReLU's mask is computed from x again, and y is not
- * read at all. x may be some channels of a wider value, and dx may be added to an existing gradient. saved: the means, then
- * the reciprocal deviations. */
+ * concatenation or a convolution has computed are used as they are. Without a residual the ReLU's mask is computed from x
+ * again, and y is not read at all. x may be some channels of a wider value, and dx may be added to an existing gradient.
+ * saved: the means, then the reciprocal deviations. */
 #include "device/cuda/nn/norm/batch_norm_phases.h"
 
 #include <cooperative_groups.h>
@@ -30,9 +30,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
     normalise_kernel(cut k, cut taken, statistics s, bool relu, const T *x, const T *residual, T *y)
 {
     __shared__ affine tile[MAX_TILE];
+    const own o = own_of<V>(k);
+    inputs<T, V> first;
     chain_wait();
+    fetch_inputs<T, V>(k, o, x, NULL, residual, o.count - 1, first);
     settle_statistics<V>(k, taken, s, tile);
-    normalise<T, V, false>(k, tile, relu, x, NULL, residual, y);
+    normalise<T, V>(k, o, tile, relu, x, NULL, residual, first, y);
 }
 
 template <typename T, int V>
@@ -40,10 +43,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     whole_forward_kernel(cut k, statistics s, bool relu, const T *x, const T *residual, float2 *partial, T *y)
 {
     __shared__ affine tile[MAX_TILE];
+    const own o = own_of<V>(k);
+    inputs<T, V> first;
     take_moments<T, V, true>(k, x, kept_words, NULL, 0, partial);
+    fetch_inputs<T, V>(k, o, x, kept_words, residual, o.count - 1, first);
     cooperative_groups::this_grid().sync();
     settle_statistics<V>(k, k, s, tile);
-    normalise<T, V, true>(k, tile, relu, x, kept_words, residual, y);
+    normalise<T, V>(k, o, tile, relu, x, kept_words, residual, first, y);
 }
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
@@ -209,6 +215,14 @@ static cut cut_of(const abar__op *op, const abar__op_args *a)
     return k;
 }
 
+/* How the moments are cut that others have computed. */
+template <int V> static cut given_cut(const abar__op *op, const abar__op_args *a, const cut &k)
+{
+    cut taken = moments_cut(abar__shape_count(&op->desc.in[0]) / k.channels, k.channels, V > 1);
+    if (a->moment_parts) taken.slabs = a->moment_parts;
+    return taken;
+}
+
 template <typename T, int V> static void forward_as(abar__op *op, const abar__op_args *a)
 {
     const batch_norm *b = (const batch_norm *)op->priv;
@@ -219,6 +233,7 @@ template <typename T, int V> static void forward_as(abar__op *op, const abar__op
     const bool given = a->moments && a->run->training;
     float2 *partial = given ? (float2 *)a->moments : (float2 *)a->scratch;
     const statistics s = {partial,
+                          given && a->moment_parts ? (const float *)(partial + (int64_t)k.channels * a->moment_parts) : NULL,
                           (float *)a->buffer[0],
                           (float *)a->buffer[1],
                           (const float *)a->param[0],
@@ -233,10 +248,9 @@ template <typename T, int V> static void forward_as(abar__op *op, const abar__op
                          (T *)a->y);
             return;
         }
-    const cut taken = given ? moments_cut(abar__shape_count(&op->desc.in[0]) / k.channels, k.channels, V > 1) : k;
     if (s.training && !given) abar__cuda_launch_chained(op->dev, moments_kernel<T, V>, grid, dim3(THREADS), 0, k, x, partial);
-    abar__cuda_launch_chained(op->dev, normalise_kernel<T, V>, grid, dim3(THREADS), 0, k, taken, s, relu, x, residual,
-                              (T *)a->y);
+    abar__cuda_launch_chained(op->dev, normalise_kernel<T, V>, grid, dim3(THREADS), 0, k, given ? given_cut<V>(op, a, k) : k, s,
+                              relu, x, residual, (T *)a->y);
 }
 
 template <typename T, int V> static void backward_as(abar__op *op, const abar__op_args *a)

@@ -205,6 +205,7 @@ __device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, T
 
 typedef struct statistics {
     const float2 *partial;
+    const float *counts; /* of a convolution's parts: their rows; NULL: the slabs' */
     float *running_mean, *running_variance;
     const float *scale, *shift;
     float *saved; /* (2, channels) or NULL */
@@ -213,12 +214,13 @@ typedef struct statistics {
 } statistics;
 
 /* Mean and variance of channel c over all slabs. Called by a whole warp; in double the difference of squares is accurate. */
-__device__ static inline void join_moments(const cut &k, const float2 *partial, int c, double &mean, double &variance)
+__device__ static inline void join_moments(const cut &k, const statistics &s, int c, double &mean, double &variance)
 {
     double sum = 0.0, square = 0.0;
+#pragma unroll 4 /* number of loads in flight */
     for (int slab = threadIdx.x % 32; slab < k.slabs; slab += 32) {
-        const float2 p = __ldcg(partial + (int64_t)c * k.slabs + slab);
-        const double rows = (double)(k.share + (slab < k.rest)), m = (double)p.x;
+        const float2 p = __ldcg(s.partial + (int64_t)c * k.slabs + slab);
+        const double rows = s.counts ? (double)__ldcg(s.counts + slab) : (double)(k.share + (slab < k.rest)), m = (double)p.x;
         sum += rows * m;
         square += (double)p.y + rows * m * m;
     }
@@ -238,7 +240,7 @@ template <int V> __device__ static void settle_statistics(const cut &k, const cu
         const float scale = s.scale[c], shift = s.shift[c];
         double mean, variance;
         if (s.training)
-            join_moments(taken, s.partial, c, mean, variance);
+            join_moments(taken, s, c, mean, variance);
         else
             mean = (double)s.running_mean[c], variance = (double)s.running_variance[c];
         if (threadIdx.x % 32 != 0) continue;
@@ -260,29 +262,38 @@ template <int V> __device__ static inline void own_coefficients(const cut &k, co
     for (int i = 0; i < V; i++) mine[i] = tile[column_of(k) * V + i];
 }
 
-/* y of the thread's rows, last row first: it was read last. */
-template <typename T, int V, bool KEPT>
-__device__ static void normalise(const cut &k, const affine *tile, bool relu, const T *x, const raw<T, V> *kept,
-                                 const T *residual, T *y)
+/* ROWS_AHEAD rows of the thread, from the n-th downwards: x, from memory or kept, and the residual. */
+template <typename T, int V> struct inputs {
+    raw<T, V> x[ROWS_AHEAD], added[ROWS_AHEAD];
+};
+
+template <typename T, int V>
+__device__ static inline void fetch_inputs(const cut &k, const own &o, const T *x, const raw<T, V> *kept, const T *residual,
+                                           int n, inputs<T, V> &w)
 {
-    const own o = own_of<V>(k);
+#pragma unroll
+    for (int b = 0; b < ROWS_AHEAD; b++)
+        if (n >= b) w.x[b] = kept ? kept[(n - b) * THREADS + threadIdx.x] : fetch<T, V>(x + place_x(k, o, n - b));
+    if (residual)
+#pragma unroll
+        for (int b = 0; b < ROWS_AHEAD; b++)
+            if (n >= b) w.added[b] = fetch<T, V>(residual + place(k, o, n - b));
+}
+
+/* y of the thread's rows, last row first: it was read last. w: the first of them, fetched before. */
+template <typename T, int V>
+__device__ static void normalise(const cut &k, const own &o, const affine *tile, bool relu, const T *x, const raw<T, V> *kept,
+                                 const T *residual, inputs<T, V> &w, T *y)
+{
     affine c[V];
     own_coefficients<V>(k, tile, c);
     for (int last = o.count - 1; last >= 0; last -= ROWS_AHEAD) {
-        raw<T, V> value[ROWS_AHEAD], added[ROWS_AHEAD];
-#pragma unroll
-        for (int b = 0; b < ROWS_AHEAD; b++)
-            if (last >= b)
-                value[b] = KEPT ? kept[(last - b) * THREADS + threadIdx.x] : fetch<T, V>(x + place_x(k, o, last - b));
-        if (residual)
-#pragma unroll
-            for (int b = 0; b < ROWS_AHEAD; b++)
-                if (last >= b) added[b] = fetch<T, V>(residual + place(k, o, last - b));
+        if (last != o.count - 1) fetch_inputs<T, V>(k, o, x, kept, residual, last, w);
 #pragma unroll
         for (int b = 0; b < ROWS_AHEAD; b++) {
             if (last < b) break;
-            lanes<V> v = expand<T, V>(value[b]), r = {};
-            if (residual) r = expand<T, V>(added[b]);
+            lanes<V> v = expand<T, V>(w.x[b]), r = {};
+            if (residual) r = expand<T, V>(w.added[b]);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const float z = normal(c[i], v.v[i]) + r.v[i];
