@@ -138,6 +138,8 @@ typedef struct abar__op_args {
     void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
     void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
     bool accumulate;
+    bool late; /* backward may return while it still reads x and dy and writes dparam and scratch beside the queue, where
+                * op->can_be_late: whoever sets this joins it (abar__stream_ops) before that memory is used again */
     bool table_written; /* EMBEDDING: the tied layer has already written dparam[0] in this pass: always add to it */
     void *pattern;      /* op->pattern_bytes, kept from a forward pass that records to those that repeat */
     const void
@@ -186,6 +188,7 @@ struct abar__op {
     unsigned backward_needs;
     size_t saved_bytes, scratch_bytes, pattern_bytes;
     bool takes_dy2; /* backward can add dy2 to dy itself */
+    bool can_be_late;
     bool y_is_x;   /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
     bool dx_is_dy; /* backward only copies: every dx may be the memory of dy (add) */
     bool dx_alike; /* backward computes one gradient for all inputs: every dx may be the same memory */

@@ -23,6 +23,14 @@ size_t abar__value_bytes(const abar_net *net, int value)
 
 static int backward_time(const abar_net *net, int step) { return 2 * net->n_steps - 1 - step; }
 
+/* When the backward pass of a step has done with its memory. */
+static int backward_end(const abar_net *net, int step)
+{
+    const int time = backward_time(net, step), last = backward_time(net, 0);
+    if (!net->steps[step].op->can_be_late) return time;
+    return time + ABAR_NET_LATE < last ? time + ABAR_NET_LATE : last;
+}
+
 bool abar__goes_back(const abar_net *net, const abar__step *step)
 {
     if (!net->config.training) return false;
@@ -98,7 +106,7 @@ static abar_status forward_buffers(abar_net *net, int s)
     bool back = abar__goes_back(net, step);
     for (int i = 0; i < op->desc.n_in; i++) {
         int x = net->values[step->in[i]].buffer;
-        live_until(net, x, back && op->backward_needs & ABAR_NEEDS_X ? backward_time(net, s) : s);
+        live_until(net, x, back && op->backward_needs & ABAR_NEEDS_X ? backward_end(net, s) : s);
     }
     if (step->out >= 0) {
         abar__value *y = &net->values[step->out];
@@ -213,10 +221,10 @@ static abar_status backward_buffers(abar_net *net, int s)
     int time = backward_time(net, s);
     if (step->out >= 0)
         for (int k = 0; k < 2; k++)
-            if (net->values[step->out].grad[k] >= 0) live_until(net, net->values[step->out].grad[k], time);
+            if (net->values[step->out].grad[k] >= 0) live_until(net, net->values[step->out].grad[k], backward_end(net, s));
     if (step->stream >= 0 && net->values[step->stream].grad[0] >= 0) live_until(net, net->values[step->stream].grad[0], time);
     if (op->scratch_bytes) {
-        step->backward_scratch = add_buffer(net, op->scratch_bytes, time, time);
+        step->backward_scratch = add_buffer(net, op->scratch_bytes, time, backward_end(net, s));
         if (step->backward_scratch < 0) return (abar_status)step->backward_scratch;
     }
     ABAR_TRY(columns_buffer(net, s));

@@ -113,6 +113,7 @@ static abar_status backward_step(abar_net *net, int s, bool accumulate, const ab
     const bool beside = observes && stream && !changes_dy(step) && !net->profile;
     step->args.scratch = step->backward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->backward_scratch].offset;
     step->args.accumulate = accumulate;
+    step->args.late = step->op->can_be_late && (beside || !observes) && !net->profile;
     if (beside) {
         ABAR_TRY(stream->side_begin(net->dev));
         abar_status status = observer->observe(observer->user, step->layer, &net->layers[step->layer]);
@@ -120,12 +121,21 @@ static abar_status backward_step(abar_net *net, int s, bool accumulate, const ab
         ABAR_TRY(status);
     }
     if (!step->op->y_is_x && !step->passes_dy) ABAR_TRY(abar__op_backward(step->op, &step->args));
+    if (step->args.late) ABAR_TRY(stream->late_mark(net->dev, s % ABAR_LATE_MARKS));
     if (beside) ABAR_TRY(stream->side_join(net->dev));
     for (int i = 0; i < step->op->desc.n_in; i++)
         if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
     ABAR_TRY(abar__profile_backward(net, s, false));
     if (!observes || beside) return ABAR_OK;
     return observer->observe(observer->user, step->layer, &net->layers[step->layer]);
+}
+
+/* Waits for what step s has left to run, and with it for what came before. */
+static abar_status join_late(abar_net *net, int s)
+{
+    if (s >= net->n_steps || !net->steps[s].args.late) return ABAR_OK;
+    net->steps[s].args.late = false;
+    return net->dev->ops->stream->late_join(net->dev, s % ABAR_LATE_MARKS);
 }
 
 abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *caller)
@@ -140,10 +150,12 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
     net->run.observing = observer != NULL;
     ABAR_TRY(abar__profile_backward(net, -1, false));
     for (int s = net->n_steps - 1; s >= 0; s--) {
+        ABAR_TRY(join_late(net, s + ABAR_NET_LATE + 1));
         ABAR_TRY(abar__goes_back(net, &net->steps[s]) ? backward_step(net, s, accumulate, observer)
                                                       : abar__profile_backward(net, s, false));
         ABAR_TRY(abar__profile_backward(net, s, true));
     }
+    for (int s = ABAR_NET_LATE; s >= 0; s--) ABAR_TRY(join_late(net, s));
     return ABAR_OK;
 }
 

@@ -190,6 +190,7 @@ static abar_status create(abar__op *op)
     *(conv_tiles *)op->priv = t;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_NHWC;
     op->backward_needs = ABAR_NEEDS_X | (t.forward.relu ? (unsigned)ABAR_NEEDS_Y : 0u);
+    op->can_be_late = l.need_dx;
     if (t.forward.band.tiles <= MOMENT_TILES) op->moment_parts = t.forward.band.tiles;
     op->scratch_bytes = partials_bytes(&t);
     if (op->desc.bias) op->scratch_bytes += abar__cuda_bias_partials(op->dev, (int64_t)l.n * l.p * l.q, l.o);
@@ -237,7 +238,7 @@ static void run_slope(abar__op *op, const abar__op_args *a)
                               (float *)a->dparam[0], count, (int)t->slope_shape.blocks.x, a->accumulate);
 }
 
-/* dw runs in the side stream while dx runs in the main one. */
+/* dw runs in the side stream while dx runs in the main one, and later operations where the caller waits for it. */
 static abar_status run_both(abar__op *op, const abar__op_args *a)
 {
     abar__cuda *cuda = abar__cuda_of(op->dev);
@@ -248,6 +249,7 @@ static abar_status run_both(abar__op *op, const abar__op_args *a)
     run_slope(op, a);
     cuda->stream = main_stream;
     run_dx(op, a);
+    if (a->late) return ABAR_OK;
     CUDA_TRY(op->dev, cudaEventRecord(cuda->join, cuda->side_stream));
     CUDA_TRY(op->dev, cudaStreamWaitEvent(main_stream, cuda->join, 0));
     return ABAR_OK;
