@@ -55,7 +55,7 @@ struct abar__update_scalars {
 #define ABAR_DEVICE_IDENTITY 32
 
 /* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
-#define ABAR_LATE_MARKS 8
+#define ABAR_LATE_MARKS 16
 
 typedef struct abar__stream_ops {
     abar_status (*wait)(abar_device *dev); /* for all that was given; its failures are told here */

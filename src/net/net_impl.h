@@ -127,8 +127,9 @@ struct abar_net {
 /* Grows the array by one element and returns its index, or a negative status. */
 int abar__net_grow(abar_net *net, void **array, int *count, int *capacity, size_t element);
 
-/* A step whose backward may be late (abar__op.can_be_late) is joined so many steps later: until then its memory is kept. */
-#define ABAR_NET_LATE 4
+/* A step whose backward may be late (abar__op.can_be_late) is joined at most so many steps later: until then its memory is
+ * kept. */
+#define ABAR_NET_LATE 8
 
 /* Keeps the first mistake for abar_net_compile. Returns an invalid value, which every builder passes on. */
 abar_value abar__net_mistake(abar_net *net, const char *format, ...) ABAR_PRINTF(2, 3);

@@ -130,12 +130,25 @@ static abar_status backward_step(abar_net *net, int s, bool accumulate, const ab
     return observer->observe(observer->user, step->layer, &net->layers[step->layer]);
 }
 
-/* Waits for what step s has left to run, and with it for what came before. */
-static abar_status join_late(abar_net *net, int s)
+/* Waits for what the steps first to last have left to run: what the first one has left, which ran after the others, ends
+ * last. */
+static abar_status join_late(abar_net *net, int first, int last)
 {
-    if (s >= net->n_steps || !net->steps[s].args.late) return ABAR_OK;
-    net->steps[s].args.late = false;
-    return net->dev->ops->stream->late_join(net->dev, s % ABAR_LATE_MARKS);
+    int latest = -1;
+    for (int s = last < net->n_steps ? last : net->n_steps - 1; s >= first; s--) {
+        if (net->steps[s].args.late) latest = s;
+        net->steps[s].args.late = false;
+    }
+    return latest < 0 ? ABAR_OK : net->dev->ops->stream->late_join(net->dev, latest % ABAR_LATE_MARKS);
+}
+
+/* Before step s: where memory of a late step will be used again, waits for it, and for those that are half as old, too: every
+ * wait costs the queue some time. */
+static abar_status join_oldest(abar_net *net, int s)
+{
+    const int oldest = s + ABAR_NET_LATE + 1;
+    if (oldest >= net->n_steps || !net->steps[oldest].args.late) return ABAR_OK;
+    return join_late(net, s + ABAR_NET_LATE / 2 + 1, oldest);
 }
 
 abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *caller)
@@ -150,13 +163,12 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
     net->run.observing = observer != NULL;
     ABAR_TRY(abar__profile_backward(net, -1, false));
     for (int s = net->n_steps - 1; s >= 0; s--) {
-        ABAR_TRY(join_late(net, s + ABAR_NET_LATE + 1));
+        ABAR_TRY(join_oldest(net, s));
         ABAR_TRY(abar__goes_back(net, &net->steps[s]) ? backward_step(net, s, accumulate, observer)
                                                       : abar__profile_backward(net, s, false));
         ABAR_TRY(abar__profile_backward(net, s, true));
     }
-    for (int s = ABAR_NET_LATE; s >= 0; s--) ABAR_TRY(join_late(net, s));
-    return ABAR_OK;
+    return join_late(net, 0, ABAR_NET_LATE);
 }
 
 /* running = (1 - momentum) running + momentum batch, for ref and cpu. */
