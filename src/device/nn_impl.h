@@ -119,6 +119,15 @@ static inline uint64_t abar__run_label_index(const abar__run *run, int64_t row)
     return (uint64_t)row + ((uint64_t)run->draw << 32);
 }
 
+/* The batch norm whose output is the input of a CONV2D, for the sums that the CONV2D's backward takes for it. */
+typedef struct abar__norm_before {
+    const void *x, *y; /* its input; its output where it has a residual and a ReLU, whose mask is taken from there, else NULL */
+    const void *other; /* the other summand of its output's gradient, or NULL */
+    const void *scale, *shift, *saved;
+    void *sums;          /* written: (channels, op->sum_parts) pairs of float32, of g and g (x - mean) */
+    bool relu, residual; /* residual: g is rounded first, as the batch norm passes it on */
+} abar__norm_before;
+
 /* The memory of one run. Pointers that an operation did not ask for may be NULL. */
 typedef struct abar__op_args {
     const abar__run *run;
@@ -153,9 +162,13 @@ typedef struct abar__op_args {
     void *moments; /* CONCAT: a training forward writes the moments of those channels of y that it copies here, op->moment_bytes
                     * per channel; CONV2D: those of y, in op->moment_parts; BATCH_NORM: reads the moments of x here. NULL: not
                     * wanted, or BATCH_NORM computes its own */
-    int moment_parts; /* BATCH_NORM: moments come from a CONV2D in so many parts; 0: from a CONCAT */
-    void *saved;      /* op->saved_bytes, kept from forward to backward */
-    void *scratch;    /* op->scratch_bytes, for one call */
+    int moment_parts;              /* BATCH_NORM: moments come from a CONV2D in so many parts; 0: from a CONCAT */
+    const abar__norm_before *norm; /* CONV2D: backward takes sums for it; NULL: not wanted */
+    const void
+        *sums; /* BATCH_NORM: those that backward needs, taken by a CONV2D in so many parts; NULL: it takes them itself */
+    int sum_parts;
+    void *saved;   /* op->saved_bytes, kept from forward to backward */
+    void *scratch; /* op->scratch_bytes, for one call */
 } abar__op_args;
 
 typedef struct abar__op abar__op;
@@ -199,6 +212,8 @@ struct abar__op {
     size_t moment_bytes; /* of a channel: CONCAT: of the moments it writes; BATCH_NORM: of those it can read; 0: none */
     int moment_parts;    /* CONV2D: the moments of y that it can write are (channels, parts) of mean and sum of squared
                           * distances, then the parts' counts, all float32: abar__moment_bytes; 0: it writes none */
+    int sum_parts;       /* CONV2D: parts of the sums that backward can take for a batch norm before it; 0: it cannot */
+    bool takes_sums;     /* BATCH_NORM: backward can be given them */
     void *priv;          /* the implementation's own */
     size_t priv_bytes;
 };

@@ -147,6 +147,27 @@ static void *moments_address(const abar_net *net, const abar__step *step)
     return moments ? moments + (size_t)v->channel * step->op->moment_bytes : NULL;
 }
 
+/* The batch norm before a convolution that takes sums for it. */
+static void settle_norm(abar_net *net, abar__step *step)
+{
+    const abar__value *v = &net->values[step->in[0]];
+    const abar__step *norm = &net->steps[v->producer];
+    const abar__op_desc *d = &norm->op->desc;
+    const abar__node *node = &net->nodes[norm->node];
+    const bool relu = d->activation == ABAR_ACT_RELU;
+    const int other = v->grad[0] == step->dx[0] ? v->grad[1] : v->grad[0];
+    step->norm = (abar__norm_before){.x = address(net, net->values[norm->in[0]].buffer),
+                                     .y = relu && d->residual ? address(net, v->buffer) : NULL,
+                                     .other = address(net, other),
+                                     .scale = net->params[node->param[0]].public.value.data,
+                                     .shift = net->params[node->param[1]].public.value.data,
+                                     .saved = address(net, norm->saved),
+                                     .sums = address(net, step->sums),
+                                     .relu = relu,
+                                     .residual = d->residual};
+    step->args.norm = &step->norm;
+}
+
 static void settle_pointers(abar_net *net, abar__step *step)
 {
     abar__op_args *a = &step->args;
@@ -160,6 +181,8 @@ static void settle_pointers(abar_net *net, abar__step *step)
     a->moments = moments_address(net, step);
     if (step->op->desc.kind == ABAR_OP_BATCH_NORM) a->moment_parts = net->values[step->in[0]].moment_parts;
     a->table_written = net->tied >= 0;
+    if (step->sums >= 0 && step->op->desc.kind == ABAR_OP_BATCH_NORM) a->sums = address(net, step->sums);
+    if (step->sums >= 0 && step->op->desc.kind == ABAR_OP_CONV2D) settle_norm(net, step);
     for (int i = 0; i < step->op->desc.n_in; i++) {
         a->x[i] = part_address(net, net->values[step->in[i]].buffer, step->in[i]);
         a->dx[i] = part_address(net, step->dx[i], step->in[i]);

@@ -213,6 +213,32 @@ static void part_gradient(abar_net *net, abar__step *step, int i, int time)
     live_until(net, step->dx[i], time);
 }
 
+/* Whether step s is the first to read v, and thus the last to add to its gradient, in memory of its own. */
+static bool completes_gradient(const abar_net *net, int s, int v)
+{
+    const abar__value *x = &net->values[v];
+    if (x->within >= 0 || x->hosts || net->steps[s].sum[0][2] >= 0) return false;
+    for (int r = x->producer + 1; r < s; r++)
+        for (int i = 0; i < net->steps[r].op->desc.n_in; i++)
+            if (net->steps[r].in[i] == v) return false;
+    return true;
+}
+
+/* A convolution whose dx completes the gradient of a batch norm's output also takes the sums that this one's backward begins
+ * with. */
+static abar_status norm_sums(abar_net *net, int s)
+{
+    abar__step *step = &net->steps[s];
+    const int v = step->in[0], producer = net->values[v].producer;
+    if (step->op->sum_parts == 0 || step->dx[0] < 0 || producer < 0 || !net->steps[producer].op->takes_sums) return ABAR_OK;
+    abar__step *norm = &net->steps[producer];
+    if (!abar__goes_back(net, norm) || net->values[norm->in[0]].within >= 0 || !completes_gradient(net, s, v)) return ABAR_OK;
+    const size_t bytes = (size_t)net->values[v].shape.dim[1] * (size_t)step->op->sum_parts * 2 * sizeof(float);
+    step->sums = norm->sums = add_buffer(net, bytes, backward_time(net, s), backward_time(net, producer));
+    norm->args.sum_parts = step->op->sum_parts;
+    return step->sums < 0 ? (abar_status)step->sums : ABAR_OK;
+}
+
 static abar_status backward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -244,7 +270,7 @@ static abar_status backward_buffers(abar_net *net, int s)
         if (step->dx[i] < 0) return (abar_status)step->dx[i];
         ABAR_TRY(add_gradient(net, step, i, step->dx[i], time));
     }
-    return ABAR_OK;
+    return norm_sums(net, s);
 }
 
 abar_status abar__net_plan_memory(abar_net *net)

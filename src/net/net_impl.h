@@ -63,8 +63,11 @@ typedef struct abar__step {
     int columns;                                  /* buffer of an attention's column means, -1: not wanted */
     size_t pattern;                               /* where its pattern is in the block of them */
     bool passes_dy;                               /* its dx is its dy: backward has nothing to do */
-    int layer;                                    /* index of its abar_layer, -1: none */
-    abar__op_args args;                           /* pointers, set once */
+    int sums;               /* buffer: of the sums that a convolution takes for the batch norm before it, or
+                             * of those that a batch norm is given; -1: none */
+    abar__norm_before norm; /* where a convolution takes them */
+    int layer;              /* index of its abar_layer, -1: none */
+    abar__op_args args;     /* pointers, set once */
     double forward_seconds, backward_seconds, observe_seconds;
     abar_node_info info; /* what abar_net_node returned last */
 } abar__step;

@@ -3,7 +3,12 @@
 
 template <int WAY, int K, int S, int NT, bool FEW> static conv_product_choice choose(void)
 {
-    return {conv_product_tiles<WAY, K, S, NT, FEW>, conv_sums<WAY, K, S, NT>::positions, (int)sizeof(conv_lot<NT>)};
+    const int positions = conv_sums<WAY, K, S, NT>::positions;
+    if constexpr (WAY == CONV_FORWARD)
+        return {conv_product_tiles<WAY, K, S, NT, FEW, false>, NULL, positions, (int)sizeof(conv_lot<NT>), 0};
+    else
+        return {conv_product_tiles<WAY, K, S, NT, FEW, false>, conv_product_tiles<WAY, K, S, NT, FEW, true>, positions,
+                (int)sizeof(conv_norm_lot<NT>), (int)sizeof(conv_norm_channels<NT>)};
 }
 
 template <int NT> static conv_product_choice choose(enum conv_way way, int k, int s, bool few)

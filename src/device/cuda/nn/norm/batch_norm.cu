@@ -65,13 +65,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* dx NULL: computes only the gradients of the parameters. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
-    input_kernel(cut k, streams<T> s, coefficients f, gradients p, bool add, T *dx)
+    input_kernel(cut k, streams<T> s, coefficients f, gradients p, T *dresidual, bool add, T *dx)
 {
     __shared__ affine tile[MAX_TILE];
     __shared__ slopes slope[MAX_TILE];
+    const own o = own_of<V>(k);
+    words<T, V> first[GRADS_AHEAD];
     chain_wait();
+    if (dx) fetch_rows(k, o, s, o.count - 1, first);
     settle_gradients<V>(k, f, p, tile, slope);
-    if (dx) input_gradient<T, V, false>(k, tile, slope, s, NULL, NULL, add, dx);
+    if (dx) input_gradient<T, V, false>(k, tile, slope, s, NULL, NULL, first, dresidual, add, dx);
 }
 
 /* slots: the largest number of rows that a thread keeps. */
@@ -86,7 +89,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     sum_gradients<T, V, true>(k, s, f, dresidual, kept_words, kept_g, partial);
     cooperative_groups::this_grid().sync();
     settle_gradients<V>(k, f, p, tile, slope);
-    if (dx) input_gradient<T, V, true>(k, tile, slope, s, kept_words, kept_g, add, dx);
+    if (dx) input_gradient<T, V, true>(k, tile, slope, s, kept_words, kept_g, NULL, NULL, add, dx);
 }
 
 /* ---- the operation ------------------------------------------------------------------------------------------------------ */
@@ -177,6 +180,7 @@ static abar_status create(abar__op *op)
     batch_norm b = plan(op);
     if (b.vectors) ABAR_TRY(abar__cuda_is_bf16(op->dev) ? plan_whole<bf16>(op, &b) : plan_whole<float>(op, &b));
     op->takes_dy2 = true;
+    op->takes_sums = b.vectors && abar__cuda_is_bf16(op->dev) && d->in[0].ndim == 4 && d->need_dx[0];
     op->view_align = d->in[0].ndim != 4 ? 0 : b.vectors ? (int)(16 / abar_dtype_size(op->dev->activation)) : 1;
     if (op->view_align) op->moment_bytes = moment_bytes(&d->in[0]);
     op->backward_needs = ABAR_NEEDS_X | (d->residual && d->activation == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0);
@@ -259,23 +263,28 @@ template <typename T, int V> static void backward_as(abar__op *op, const abar__o
     const cut k = cut_of(op, a);
     const bool relu = op->desc.activation == ABAR_ACT_RELU;
     const dim3 grid((unsigned)b->tiles, (unsigned)b->k.slabs);
-    float2 *partial = (float2 *)a->scratch;
+    float2 *partial = (float2 *)(a->sums ? a->sums : a->scratch);
     T *dx = (T *)a->dx[0], *dresidual = op->desc.residual ? (T *)a->dx[1] : NULL;
     const coefficients f = {(const float *)a->param[0], (const float *)a->param[1], (const float *)a->saved};
-    const gradients p = {partial, (float *)a->dparam[0], (float *)a->dparam[1], a->accumulate, a->run->training};
+    const gradients p = {
+        partial,         a->sums ? a->sum_parts : k.slabs, (float *)a->dparam[0], (float *)a->dparam[1], a->accumulate,
+        a->run->training};
     streams<T> s = {(const T *)a->x[0], (const T *)a->dy, (const T *)a->dy2, NULL, MASK_NONE};
     if (relu) s.by = op->desc.residual ? MASK_BY_Y : MASK_BY_X;
     if (s.by == MASK_BY_Y) s.y = (const T *)a->y;
     if constexpr (V > 1)
-        if (b->backward_shared) {
+        if (b->backward_shared && !a->sums) {
             launch_whole(op->dev, whole_backward_kernel<T, V>, grid, b->backward_shared, k, b->slots, s, f, p, partial,
                          dresidual, a->add_dx, dx);
             return;
         }
-    abar__cuda_launch_chained(op->dev, sums_kernel<T, V>, grid, dim3(THREADS), 0, k, s, f, dresidual, partial);
-    if (dresidual) s = {s.x, dresidual, NULL, NULL, MASK_NONE}; /* g, as it was written */
-    abar__cuda_launch_chained(op->dev, input_kernel<T, V>, dx ? grid : dim3(grid.x), dim3(THREADS), 0, k, s, f, p, a->add_dx,
-                              dx);
+    if (!a->sums) {
+        abar__cuda_launch_chained(op->dev, sums_kernel<T, V>, grid, dim3(THREADS), 0, k, s, f, dresidual, partial);
+        if (dresidual) s = {s.x, dresidual, NULL, NULL, MASK_NONE}; /* g, as it was written */
+        dresidual = NULL;
+    }
+    abar__cuda_launch_chained(op->dev, input_kernel<T, V>, dx ? grid : dim3(grid.x), dim3(THREADS), 0, k, s, f, p, dresidual,
+                              a->add_dx, dx);
 }
 
 template <typename T> static void run_as(abar__op *op, const abar__op_args *a, bool back)

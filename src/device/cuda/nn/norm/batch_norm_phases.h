@@ -8,6 +8,7 @@
 
 #include "device/cuda/core/chain.h"
 #include "device/cuda/nn/cuda_nn.h"
+#include "device/cuda/nn/norm/affine.h"
 
 #define LOG_THREADS 9
 #define THREADS (1 << LOG_THREADS)
@@ -106,20 +107,6 @@ template <typename T, int V> __device__ static inline raw<T, V> compress(const l
     store_lanes<V>(reinterpret_cast<T *>(&word), a);
     return word;
 }
-
-/* The map from x to the output before its residual: scale x + shift, with mean and deviation included. Both are computed and
- * used in one way only, because forward's value and backward's mask must agree in every bit. */
-typedef struct affine {
-    float scale, shift;
-} affine;
-
-__device__ static inline affine affine_of(float mean, float rstd, float scale, float shift)
-{
-    const float folded = __fmul_rn(scale, rstd);
-    return {folded, fmaf(-mean, folded, shift)};
-}
-
-__device__ static inline float normal(const affine &c, float x) { return fmaf(x, c.scale, c.shift); }
 
 /* ---- forward: the moments of a slab ---------------------------------------------------------------------------------- */
 
@@ -425,7 +412,8 @@ __device__ static void sum_gradients(const cut &k, const streams<T> &s, const co
 /* ---- backward: the parameters' gradients, and dx ------------------------------------------------------------------------ */
 
 typedef struct gradients {
-    const float2 *partial;
+    const float2 *partial; /* (channels, parts): the slabs, or what a convolution has summed */
+    int parts;
     float *dscale, *dshift; /* NULL: not wanted */
     bool accumulate;
     bool training; /* else mean and variance are constants */
@@ -447,8 +435,9 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
         if (c >= k.channels) break;
         const float mean = f.saved[c], rstd = f.saved[k.channels + c], scale = f.scale[c], shift = f.shift[c];
         double sum = 0.0, dot = 0.0;
-        for (int slab = threadIdx.x % 32; slab < k.slabs; slab += 32) {
-            const float2 part = __ldcg(p.partial + (int64_t)c * k.slabs + slab);
+#pragma unroll 4 /* number of loads in flight */
+        for (int n = threadIdx.x % 32; n < p.parts; n += 32) {
+            const float2 part = __ldcg(p.partial + (int64_t)c * p.parts + n);
             sum += (double)part.x;
             dot += (double)part.y;
         }
@@ -468,10 +457,12 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
     __syncthreads();
 }
 
-/* dx of the thread's rows, last row first; added to the existing gradient where add is set. */
+/* dx of the thread's rows, last row first; added to the existing gradient where add is set. dresidual: g is written there
+ * first; NULL: it is not. w: where nothing is kept, the first rows, fetched before. */
 template <typename T, int V, bool KEPT>
 __device__ static void input_gradient(const cut &k, const affine *tile, const slopes *slope, const streams<T> &s,
-                                      const raw<T, V> *kept_x, const raw<T, V> *kept_g, bool add, T *dx)
+                                      const raw<T, V> *kept_x, const raw<T, V> *kept_g, words<T, V> *first, T *dresidual,
+                                      bool add, T *dx)
 {
     const int ahead = KEPT ? SUMS_AHEAD : GRADS_AHEAD;
     const own o = own_of<V>(k);
@@ -481,9 +472,9 @@ __device__ static void input_gradient(const cut &k, const affine *tile, const sl
 #pragma unroll
     for (int i = 0; i < V; i++) d[i] = slope[column_of(k) * V + i];
     for (int n = o.count - 1; n >= 0; n -= ahead) {
-        words<T, V> w[ahead];
+        words<T, V> kept[ahead], *w = KEPT ? kept : first;
         raw<T, V> before[ahead];
-        if constexpr (!KEPT) fetch_rows(k, o, s, n, w);
+        if (!KEPT && n != o.count - 1) fetch_rows(k, o, s, n, w);
         if (add)
 #pragma unroll
             for (int b = 0; b < ahead; b++)
@@ -494,6 +485,11 @@ __device__ static void input_gradient(const cut &k, const affine *tile, const sl
             if (KEPT) w[b].x = kept_x[(n - b) * THREADS + threadIdx.x];
             const lanes<V> x = expand<T, V>(w[b].x);
             lanes<V> g = KEPT ? expand<T, V>(kept_g[(n - b) * THREADS + threadIdx.x]) : gradient(s, w[b], x, c), sum = {};
+            if (!KEPT && dresidual) {
+                const raw<T, V> word = compress<T, V>(g);
+                *reinterpret_cast<raw<T, V> *>(dresidual + place(k, o, n - b)) = word;
+                g = expand<T, V>(word);
+            }
             if (add) sum = expand<T, V>(before[b]);
 #pragma unroll
             for (int i = 0; i < V; i++) g.v[i] = fmaf(c[i].scale, g.v[i], fmaf(d[i].from_x, x.v[i], d[i].offset)) + sum.v[i];
