@@ -7,8 +7,8 @@
 #define ABAR_CUDA_NORM_BATCH_NORM_PHASES_H
 
 #include "device/cuda/core/chain.h"
+#include "device/cuda/nn/affine.h"
 #include "device/cuda/nn/cuda_nn.h"
-#include "device/cuda/nn/norm/affine.h"
 
 #define LOG_THREADS 9
 #define THREADS (1 << LOG_THREADS)
