@@ -9,6 +9,7 @@ static const abar__library_symbol symbols[] = {
     {"cublasLtCreate", offsetof(abar__blas_api, cublasLtCreate)},
     {"cublasLtDestroy", offsetof(abar__blas_api, cublasLtDestroy)},
     {"cublasLtGetStatusString", offsetof(abar__blas_api, cublasLtGetStatusString)},
+    {"cublasLtGetVersion", offsetof(abar__blas_api, cublasLtGetVersion)},
     {"cublasLtMatmul", offsetof(abar__blas_api, cublasLtMatmul)},
     {"cublasLtMatmulAlgoGetHeuristic", offsetof(abar__blas_api, cublasLtMatmulAlgoGetHeuristic)},
     {"cublasLtMatmulDescCreate", offsetof(abar__blas_api, cublasLtMatmulDescCreate)},

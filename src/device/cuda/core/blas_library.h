@@ -14,6 +14,7 @@ typedef struct abar__blas_api {
     decltype(&::cublasLtCreate) cublasLtCreate;
     decltype(&::cublasLtDestroy) cublasLtDestroy;
     decltype(&::cublasLtGetStatusString) cublasLtGetStatusString;
+    decltype(&::cublasLtGetVersion) cublasLtGetVersion;
     decltype(&::cublasLtMatmul) cublasLtMatmul;
     decltype(&::cublasLtMatmulAlgoGetHeuristic) cublasLtMatmulAlgoGetHeuristic;
     decltype(&::cublasLtMatmulDescCreate) cublasLtMatmulDescCreate;
