@@ -11,6 +11,8 @@ static const abar__library_symbol symbols[] = {
     {"cublasLtGetStatusString", offsetof(abar__blas_api, cublasLtGetStatusString)},
     {"cublasLtGetVersion", offsetof(abar__blas_api, cublasLtGetVersion)},
     {"cublasLtMatmul", offsetof(abar__blas_api, cublasLtMatmul)},
+    {"cublasLtMatmulAlgoCheck", offsetof(abar__blas_api, cublasLtMatmulAlgoCheck)},
+    {"cublasLtMatmulAlgoConfigSetAttribute", offsetof(abar__blas_api, cublasLtMatmulAlgoConfigSetAttribute)},
     {"cublasLtMatmulAlgoGetHeuristic", offsetof(abar__blas_api, cublasLtMatmulAlgoGetHeuristic)},
     {"cublasLtMatmulDescCreate", offsetof(abar__blas_api, cublasLtMatmulDescCreate)},
     {"cublasLtMatmulDescDestroy", offsetof(abar__blas_api, cublasLtMatmulDescDestroy)},

@@ -16,6 +16,8 @@ typedef struct abar__blas_api {
     decltype(&::cublasLtGetStatusString) cublasLtGetStatusString;
     decltype(&::cublasLtGetVersion) cublasLtGetVersion;
     decltype(&::cublasLtMatmul) cublasLtMatmul;
+    decltype(&::cublasLtMatmulAlgoCheck) cublasLtMatmulAlgoCheck;
+    decltype(&::cublasLtMatmulAlgoConfigSetAttribute) cublasLtMatmulAlgoConfigSetAttribute;
     decltype(&::cublasLtMatmulAlgoGetHeuristic) cublasLtMatmulAlgoGetHeuristic;
     decltype(&::cublasLtMatmulDescCreate) cublasLtMatmulDescCreate;
     decltype(&::cublasLtMatmulDescDestroy) cublasLtMatmulDescDestroy;

@@ -131,12 +131,16 @@ bool abar__conv_algo_read(const char *text, abar__conv_product *p)
 {
     size_t version, workspace;
     int used = 0;
+    cublasLtMatmulHeuristicResult_t check = {};
     abar__conv_algo read = {};
     if (sscanf(text, "%zu %zu %n", &version, &workspace, &used) != 2 || version != p->api->cublasLtGetVersion()) return false;
     if (workspace > MAX_WORKSPACE || strlen(text + used) != 16 * WORDS) return false;
     read.workspace = workspace;
     for (size_t i = 0; i < WORDS; i++)
         if (sscanf(text + used + 16 * i, "%16" SCNx64, &read.algo.data[i]) != 1) return false;
+    if (p->api->cublasLtMatmulAlgoCheck(p->blas, p->desc, p->a, p->b, p->d, p->d, &read.algo, &check) ||
+        check.workspaceSize > workspace)
+        return false;
     p->algo = read;
     return true;
 }
