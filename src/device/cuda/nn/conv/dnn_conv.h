@@ -33,27 +33,33 @@ void abar__dnn_graph_release(abar__dnn_graph *graph);
 
 typedef struct abar__dnn_plan {
     const abar__dnn_api *api;
-    abar__dnn_node config, plan;
+    abar__dnn_node config, plan; /* config NULL: the plan was unpacked */
     size_t workspace;
+    bool compiled; /* its kernel was compiled when the plan was created */
 } abar__dnn_plan;
 
 typedef struct abar__dnn_query {
     cudnnBackendHeurMode_t mode;
     bool exact;       /* float32 arithmetic: no tensor cores, no rounding of inputs */
-    bool compiled;    /* engines that are compiled when a plan is created are allowed */
+    bool compiled;    /* engines that are compiled when a plan is created, and no others; else the others */
     size_t workspace; /* at most */
 } abar__dnn_query;
 
-/* Up to max plans for graph, the most promising first; returns how many. Excludes plans whose results may differ between
- * runs. */
-int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_query *query, int max,
-                    abar__dnn_plan *out);
+/* Adds plans for graph to the n that are there already, the most promising first, up to max in all; returns how many there
+ * are. Leaves out those that are there, and those whose results may differ between runs. */
+int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_query *query, int n, int max,
+                    abar__dnn_plan *plans);
 void abar__dnn_plan_release(abar__dnn_plan *plan);
 
 /* A plan as text (its engine, workspace and the values of its knobs), and the plan for graph from its text; false: there is
  * no such text, or no such plan any more. */
 bool abar__dnn_plan_write(const abar__dnn_plan *plan, char *text, size_t size);
 bool abar__dnn_plan_read(cudnnHandle_t handle, const abar__dnn_graph *graph, const char *text, abar__dnn_plan *out);
+
+/* Appends a compiled plan, its kernel included, to text; and the plan from such bytes, without compiling. False: cuDNN does not
+ * do that for this plan. */
+bool abar__dnn_plan_pack(abar_context *ctx, const abar__dnn_plan *plan, abar__text *text);
+bool abar__dnn_plan_unpack(const abar__dnn_api *api, cudnnHandle_t handle, const abar__text *text, abar__dnn_plan *out);
 
 /* Memory bound to a plan; kept from run to run, as a net's addresses do not change. */
 typedef struct abar__dnn_pack {
@@ -140,8 +146,10 @@ abar_status abar__dnn_trial_open(abar_device *dev, const abar__dnn_shape *shape,
                                  abar__dnn_trial *out);
 void abar__dnn_trial_close(abar_device *dev, abar__dnn_trial *t);
 
-/* Milliseconds of a run; negative: it does not work, or its result is wrong. */
-float abar__dnn_try(abar_device *dev, cudnnHandle_t handle, const abar__dnn_choice *choice, const abar__dnn_trial *t);
+/* Milliseconds of a run; negative: it does not work, or its result is wrong. best: milliseconds of the best so far, negative:
+ * there is none; what is much slower is measured less carefully. */
+float abar__dnn_try(abar_device *dev, cudnnHandle_t handle, const abar__dnn_choice *choice, float best,
+                    const abar__dnn_trial *t);
 
 /* ---- dnn_choice.cu: which of it is taken ------------------------------------------------------------------------- */
 
