@@ -6,6 +6,7 @@ const abar__op_impl *const abar__cuda_nn[] = {
     &abar__cuda_linear,
     &abar__cuda_linear_plain,
     &abar__cuda_conv_patches,
+    &abar__cuda_conv_race,
     &abar__cuda_conv_tiles,
     &abar__cuda_conv_either,
     &abar__cuda_conv_cudnn,

@@ -19,6 +19,7 @@ extern const abar__op_impl abar__cuda_reorder, abar__cuda_flatten, abar__cuda_ac
 extern const abar__op_impl abar__cuda_conv_patches; /* cuBLASLt, for windows that do not overlap */
 extern const abar__op_impl abar__cuda_linear;       /* cuBLASLt */
 extern const abar__op_impl abar__cuda_conv_tiles;   /* own tensor-core kernels for few channels */
+extern const abar__op_impl abar__cuda_conv_race;    /* the same on large images, or cuDNN, whichever is faster */
 extern const abar__op_impl abar__cuda_conv_cudnn;   /* cuDNN's engines */
 extern const abar__op_impl abar__cuda_conv_product; /* cuBLASLt, for 1x1 windows of stride 1 */
 extern const abar__op_impl abar__cuda_conv_either;  /* the same windows, pass by pass by the faster one of those two */

@@ -166,9 +166,7 @@ static abar_status pick(abar_device *dev, cudnnHandle_t handle, const abar__dnn_
 
 /* ---- remembering -------------------------------------------------------------------------------------------------- */
 
-/* Opens what earlier processes measured for this GPU, driver, cuDNN and abar; NULL: nothing is kept, as in deterministic
- * runs. */
-static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
+abar_status abar__dnn_cache(abar_device *dev, abar__cuda_nn_state *nn)
 {
     char title[ABAR_AUTOTUNE_MAX];
     cudaDeviceProp gpu;
@@ -354,7 +352,7 @@ static abar_status choose_pass(abar_device *dev, abar__cuda_nn_state *nn, const 
 {
     char problem[ABAR_AUTOTUNE_MAX];
     float ms = -1.0f;
-    ABAR_TRY(open_cache(dev, nn));
+    ABAR_TRY(abar__dnn_cache(dev, nn));
     problem_of(dev, &conv->shape, conv->from, pass, problem);
     if (!recall(dev, nn, conv, pass, problem, c)) ABAR_TRY(measure_pass(dev, nn, conv, pass, c, &ms));
     c->tried = true;

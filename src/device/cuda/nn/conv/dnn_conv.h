@@ -161,6 +161,10 @@ typedef struct abar__dnn_conv {
     struct abar__dnn_conv *next;
 } abar__dnn_conv;
 
+/* Opens, in nn, what earlier processes measured for this GPU, driver, cuDNN and abar; nothing is kept in deterministic runs. nn
+ * has cuDNN open. */
+abar_status abar__dnn_cache(abar_device *dev, abar__cuda_nn_state *nn);
+
 /* from: whose kernels may be chosen. ABAR_E_UNSUPPORTED where they cannot run a pass that desc needs. */
 abar_status abar__dnn_choose(abar_device *dev, const abar__op_desc *desc, unsigned from, const abar__dnn_conv **out);
 
