@@ -73,7 +73,7 @@ void abar__dnn_pack_release(abar__dnn_pack *pack);
 
 /* ---- product.cu: what cuBLASLt offers --------------------------------------------------------------------------- */
 
-enum { ABAR_CONV_ALGOS = 24 }; /* at most, that are tried for a pass */
+enum { ABAR_CONV_ALGOS = 40 }; /* at most, that are tried for a pass */
 
 typedef struct abar__conv_algo {
     cublasLtMatmulAlgo_t algo;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { MAX_WORKSPACE = 32 << 20, WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
+enum { ADVICE = 24, CUT = 3 }; /* algorithms that are asked for, and those of them whose pixels are cut otherwise, too */
 
 /* One matrix: its memory as dense (rows, width), and whether cuBLASLt is to transpose it. */
 typedef struct side {
@@ -100,21 +101,49 @@ static cublasStatus_t prefer(const abar__blas_api *api, cublasLtMatmulPreference
     return status;
 }
 
+/* Whether p can run so within its workspace, of which it sets the size. */
+static bool fits(const abar__conv_product *p, abar__conv_algo *a)
+{
+    cublasLtMatmulHeuristicResult_t check = {};
+    const cublasStatus_t status = p->api->cublasLtMatmulAlgoCheck(p->blas, p->desc, p->a, p->b, p->d, p->d, &a->algo, &check);
+    a->workspace = check.workspaceSize;
+    return !status && !check.state && check.workspaceSize <= MAX_WORKSPACE;
+}
+
+/* Adds the first of n algorithms with sums over other numbers of slices; returns how many there are then. A weight gradient is
+ * a small matrix and sums over all pixels: it fills the device only in slices, and the heuristics offer few numbers of them. */
+static int add_cuts(const abar__conv_product *p, abar__conv_algo *algos, int n, int max)
+{
+    static const int32_t cuts[] = {4, 8, 16, 32, 64};
+    const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const int first = n < CUT ? n : CUT;
+    for (int i = 0; i < first; i++)
+        for (const int32_t cut : cuts) {
+            abar__conv_algo a = algos[i];
+            if (n == max) return n;
+            if (p->api->cublasLtMatmulAlgoConfigSetAttribute(&a.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &cut, sizeof cut) ||
+                p->api->cublasLtMatmulAlgoConfigSetAttribute(&a.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                             sizeof scheme))
+                continue;
+            if (fits(p, &a)) algos[n++] = a;
+        }
+    return n;
+}
+
 int abar__conv_algos(const abar__conv_product *p, int max, abar__conv_algo *out)
 {
-    cublasLtMatmulHeuristicResult_t advice[ABAR_CONV_ALGOS];
+    cublasLtMatmulHeuristicResult_t advice[ADVICE];
     cublasLtMatmulPreference_t preference;
     int found = 0, taken = 0;
-    if (max > ABAR_CONV_ALGOS) max = ABAR_CONV_ALGOS;
     if (p->api->cublasLtMatmulPreferenceCreate(&preference)) return 0;
     cublasStatus_t status = prefer(p->api, preference);
     if (!status)
-        status =
-            p->api->cublasLtMatmulAlgoGetHeuristic(p->blas, p->desc, p->a, p->b, p->d, p->d, preference, max, advice, &found);
+        status = p->api->cublasLtMatmulAlgoGetHeuristic(p->blas, p->desc, p->a, p->b, p->d, p->d, preference,
+                                                        max < ADVICE ? max : ADVICE, advice, &found);
     p->api->cublasLtMatmulPreferenceDestroy(preference);
     for (int i = 0; i < found && !status; i++)
         if (advice[i].state == CUBLAS_STATUS_SUCCESS) out[taken++] = {advice[i].algo, advice[i].workspaceSize};
-    return taken;
+    return p->pass == ABAR_DNN_WEIGHTS ? add_cuts(p, out, taken, max) : taken;
 }
 
 /* "131000 4096 0123456789abcdef...": the library's version, bytes of workspace, and the algorithm, which this version may be
@@ -131,17 +160,13 @@ bool abar__conv_algo_read(const char *text, abar__conv_product *p)
 {
     size_t version, workspace;
     int used = 0;
-    cublasLtMatmulHeuristicResult_t check = {};
     abar__conv_algo read = {};
     if (sscanf(text, "%zu %zu %n", &version, &workspace, &used) != 2 || version != p->api->cublasLtGetVersion()) return false;
-    if (workspace > MAX_WORKSPACE || strlen(text + used) != 16 * WORDS) return false;
-    read.workspace = workspace;
+    if (strlen(text + used) != 16 * WORDS) return false;
     for (size_t i = 0; i < WORDS; i++)
         if (sscanf(text + used + 16 * i, "%16" SCNx64, &read.algo.data[i]) != 1) return false;
-    if (p->api->cublasLtMatmulAlgoCheck(p->blas, p->desc, p->a, p->b, p->d, p->d, &read.algo, &check) ||
-        check.workspaceSize > workspace)
-        return false;
-    p->algo = read;
+    if (!fits(p, &read) || read.workspace > workspace || workspace > MAX_WORKSPACE) return false;
+    p->algo = {read.algo, workspace}; /* the heuristics' may be larger */
     return true;
 }
 
