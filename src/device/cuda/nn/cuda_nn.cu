@@ -6,9 +6,9 @@ const abar__op_impl *const abar__cuda_nn[] = {
     &abar__cuda_linear,
     &abar__cuda_linear_plain,
     &abar__cuda_conv_patches,
-    &abar__cuda_conv_race,
+    &abar__cuda_conv_race, /* measured: before those it chooses from */
     &abar__cuda_conv_tiles,
-    &abar__cuda_conv_either,
+    &abar__cuda_conv_either, /* likewise */
     &abar__cuda_conv_cudnn,
     &abar__cuda_conv_product,
     &abar__cuda_conv_plain,
