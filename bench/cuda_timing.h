@@ -32,7 +32,7 @@ template <class Call, class Before>
 static double time_recorded(abar_device *dev, int calls, int replays, Call call, Before before)
 {
     const abar__stream_ops *stream = dev->ops->stream;
-    const cudaStream_t stream = abar__cuda_of(dev)->stream;
+    const cudaStream_t queue = abar__cuda_of(dev)->stream;
     void *recording;
     cudaEvent_t from, to;
     float ms[REPLAYS_MAX];
@@ -44,9 +44,9 @@ static double time_recorded(abar_device *dev, int calls, int replays, Call call,
     check(dev, stream->capture_end(dev, &recording));
     for (int i = -3; i < replays; i++) {
         before();
-        check(cudaEventRecord(from, stream));
+        check(cudaEventRecord(from, queue));
         check(dev, stream->replay(dev, recording));
-        check(cudaEventRecord(to, stream));
+        check(cudaEventRecord(to, queue));
         check(dev, abar_device_wait(dev));
         if (i >= 0) check(cudaEventElapsedTime(&ms[i], from, to));
     }

@@ -16,6 +16,7 @@ extern const abar__op_impl abar__cuda_reorder, abar__cuda_flatten, abar__cuda_ac
     abar__cuda_layer_norm, abar__cuda_softmax_cross_entropy, abar__cuda_squared_error, abar__cuda_attention,
     abar__cuda_embedding, abar__cuda_tokens, abar__cuda_class_token, abar__cuda_patch_merge, abar__cuda_token_mean,
     abar__cuda_token_first;                                                /* own kernels */
+extern const abar__op_impl abar__cuda_attention_wide;                      /* of compute capability 9.0 */
 extern const abar__op_impl abar__cuda_conv_patches;                        /* cuBLASLt, for windows that do not overlap */
 extern const abar__op_impl abar__cuda_linear;                              /* cuBLASLt */
 extern const abar__op_impl abar__cuda_conv_tiles;                          /* own tensor-core kernels for few channels */
