@@ -1,8 +1,8 @@
-/* Times every implementation of a convolution of the CUDA device on the layers of CIFAR ResNets in bf16, and compares their
- * results with the plain implementation's. One line each: microseconds of forward, backward and backward without dx, medians
- * over replays of a captured graph, and the largest differences of y, dx and dw, relative to the largest element.
+/* Times every implementation of a convolution of the CUDA device on the layers of ResNets and DenseNets in bf16, and compares
+ * their results with the plain implementation's. One line each: microseconds of forward, backward and backward without dx,
+ * medians over replays of a captured graph, and the largest differences of y, dx and dw, relative to the largest element.
  *
- *   bench_conv_cuda [batch]        (default 128) */
+ *   bench_conv_cuda [batch [part]]        (default 128; only layers with part in their names) */
 #include "cuda_timing.h"
 #include "device/cuda/nn/cuda_nn.h"
 
@@ -35,6 +35,19 @@ static const layer_case layers[] = {
     {"odd: 3 -> 48, 11x27, 5x5", 3, 3, 11, 27, 48, 5, 1, true, false},
     {"64 -> 64, 56x56", 64, 64, 56, 56, 64, 3, 1, false, true},
     {"1 -> 32, 28x28, 5x5", 0, 1, 28, 28, 32, 5, 1, true, false},
+    {"wrn: 160 -> 160, 32x32", 0, 160, 32, 32, 160, 3, 1, false, true},
+    {"wrn: 640 -> 640, 8x8", 0, 640, 8, 8, 640, 3, 1, false, true},
+    {"densenet: 256 -> 128, 32x32, 1x1", 0, 256, 32, 32, 128, 1, 1, false, true},
+    {"densenet: 128 -> 32, 32x32", 0, 128, 32, 32, 32, 3, 1, false, true},
+    {"densenet: 512 -> 128, 8x8, 1x1", 0, 512, 8, 8, 128, 1, 1, false, true},
+    {"resnet50: 64 -> 64, 44x44", 256, 64, 44, 44, 64, 3, 1, false, true},
+    {"resnet50: 64 -> 64, 44x44, 1x1", 256, 64, 44, 44, 64, 1, 1, false, true},
+    {"resnet50: 64 -> 256, 44x44, 1x1", 256, 64, 44, 44, 256, 1, 1, false, true},
+    {"resnet50: 256 -> 64, 44x44, 1x1", 256, 256, 44, 44, 64, 1, 1, false, true},
+    {"resnet50: 128 -> 512, 22x22, 1x1", 256, 128, 22, 22, 512, 1, 1, false, true},
+    {"resnet50: 1024 -> 256, 11x11, 1x1", 256, 1024, 11, 11, 256, 1, 1, false, true},
+    {"resnet50: 512 -> 2048, 6x6, 1x1", 256, 512, 6, 6, 2048, 1, 1, false, true},
+    {"resnet50: 256 -> 512, 44x44 / 2, 1x1", 256, 256, 44, 44, 512, 1, 2, false, true},
 };
 
 /* Device memory of one layer; elements of x, y, weight and bias. */
@@ -233,7 +246,7 @@ static int bench_layer(abar_device *dev, const layer_case *l, int64_t batch)
             stop_unless(good || i >= 0, "the plain convolution's results are not finite");
             wrong += !good;
             if (i >= 0) {
-                printf("%-30s %-20s", l->name, impl->name);
+                printf("%-36s %-20s", l->name, impl->name);
                 print_times(&t, &no_dx, &b);
                 printf("   %.1e %.1e %.1e%s\n", y, dx, dw, good ? "" : "  WRONG");
                 fflush(stdout);
@@ -250,7 +263,8 @@ static int bench_layer(abar_device *dev, const layer_case *l, int64_t batch)
 int main(int argc, char **argv)
 {
     const int64_t batch = argc > 1 ? atoll(argv[1]) : 128;
-    stop_unless(batch > 0, "usage: bench_conv_cuda [batch]");
+    const char *part = argc > 2 ? argv[2] : "";
+    stop_unless(batch > 0, "usage: bench_conv_cuda [batch [part]]");
     abar_context *ctx;
     abar_device *dev;
     abar_device_config config = {};
@@ -258,9 +272,10 @@ int main(int argc, char **argv)
     stop_unless(abar_context_create(NULL, &ctx) >= 0, "no context");
     stop_unless(abar_device_open(ctx, "cuda", &config, &dev) >= 0, abar_context_error(ctx));
     printf("%s, batch %lld, microseconds\n", abar_device_describe(dev), (long long)batch);
-    printf("%-30s %-20s %8s %8s %8s   %s\n", "layer", "implementation", "forward", "backward", "only dw", "y       dx      dw");
+    printf("%-36s %-20s %8s %8s %8s   %s\n", "layer", "implementation", "forward", "backward", "only dw", "y       dx      dw");
     int wrong = 0;
-    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) wrong += bench_layer(dev, &layers[i], batch);
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++)
+        if (strstr(layers[i].name, part)) wrong += bench_layer(dev, &layers[i], batch);
     abar_device_close(dev);
     abar_context_destroy(ctx);
     return wrong != 0;

@@ -1,4 +1,5 @@
-/* A table of choices and its file: a header, one line per choice, and a checksum over everything before it. */
+/* A table of choices and its file: a header, one line per choice, and a checksum over everything before it. What a library
+ * compiled for a choice is in a file of its own: a header, the problem, the bytes, and such a checksum. */
 #include "device/autotune_cache.h"
 #include "base/cache_folder.h"
 #include "base/hash.h"
@@ -14,6 +15,8 @@
 #define HEAD "abar choices 1: "
 #define SUM_LENGTH 21 /* "sum 0123456789abcdef\n" */
 #define LARGEST ((size_t)4 << 20)
+#define COMPILED_HEAD "abar compiled 1: "
+#define COMPILED_LARGEST ((size_t)32 << 20)
 #define MOST 8192 /* choices of a table: looking one up reads them all */
 
 typedef struct pair {
@@ -110,19 +113,19 @@ static void tell(abar__autotune_cache *c, const char *what)
 }
 
 /* Reads the whole file; ABAR_E_IO: it cannot be read, or is too long to be one of ours. */
-static abar_status slurp(const abar__autotune_cache *c, abar__text *text)
+static abar_status slurp(abar_context *ctx, const char *path, size_t largest, abar__text *text)
 {
     char part[4096];
     abar_status status = ABAR_OK;
-    const int fd = open(c->path, O_RDONLY | O_CLOEXEC);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return ABAR_E_IO;
     for (ssize_t got = 1; got != 0 && status >= 0;) {
         got = read(fd, part, sizeof part);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 || text->length > LARGEST)
+        if (got < 0 || text->length > largest)
             status = ABAR_E_IO;
         else if (got > 0)
-            status = abar__text_append(c->ctx, text, part, (size_t)got);
+            status = abar__text_append(ctx, text, part, (size_t)got);
     }
     close(fd);
     return status;
@@ -133,7 +136,7 @@ static abar_status join_file(abar__autotune_cache *c)
 {
     abar__text text = {0};
     if (access(c->path, F_OK) != 0) return ABAR_OK;
-    abar_status status = slurp(c, &text);
+    abar_status status = slurp(c->ctx, c->path, LARGEST, &text);
     if (status >= 0 && is_whole(c, text.data, text.length))
         status = take_lines(c, text.data, text.length);
     else if (status != ABAR_E_MEMORY) {
@@ -157,11 +160,17 @@ static bool write_all(int fd, const char *text, size_t n)
 }
 
 /* No fsync: a file that a power cut leaves half written fails its checksum, and its choices are measured again. */
-static bool replace_file(const abar__autotune_cache *c, const abar__text *text)
+static bool replace_file(const abar__autotune_cache *c, const char *path, const abar__text *text)
 {
     char temporary[PATH_MAX + 64];
-    const int fd = abar__cache_begin(c->path, c, temporary, sizeof temporary);
-    return fd >= 0 && abar__cache_end(fd, write_all(fd, text->data, text->length), temporary, c->path);
+    abar__cache_make_folder(path);
+    const int fd = abar__cache_begin(path, c, temporary, sizeof temporary);
+    return fd >= 0 && abar__cache_end(fd, write_all(fd, text->data, text->length), temporary, path);
+}
+
+static void keep_file(abar__autotune_cache *c, const char *path, const abar__text *text)
+{
+    if (!replace_file(c, path, text)) tell(c, "cannot be written: what was measured is not remembered, see ABAR_CACHE");
 }
 
 static abar_status save(abar__autotune_cache *c)
@@ -170,10 +179,7 @@ static abar_status save(abar__autotune_cache *c)
     if (!c->path[0]) return ABAR_OK;
     abar_status status = join_file(c);
     if (status >= 0) status = abar__autotune_cache_write(c, &text);
-    if (status >= 0) {
-        abar__cache_make_folder(c->path);
-        if (!replace_file(c, &text)) tell(c, "cannot be written: what was measured is not remembered, see ABAR_CACHE");
-    }
+    if (status >= 0) keep_file(c, c->path, &text);
     abar__text_free(c->ctx, &text);
     return status;
 }
@@ -259,4 +265,58 @@ abar_status abar__autotune_cache_put(abar__autotune_cache *c, const char *proble
     if (!c || !is_one_line(problem) || !is_one_line(choice)) return ABAR_OK;
     ABAR_TRY(put(c, problem, choice, false));
     return save(c);
+}
+
+/* ---- compiled for a choice ----------------------------------------------------------------------------------------- */
+
+/* ".../nvidia-h200-driver-13000.txt" -> ".../nvidia-h200-driver-13000-0123456789abcdef.compiled" */
+static bool compiled_path(const abar__autotune_cache *c, const char *problem, char *out, size_t size)
+{
+    const int stem = (int)(strlen(c->path) - strlen(".txt"));
+    const uint64_t number = abar__hash(ABAR_HASH_START, problem, strlen(problem));
+    const int length = snprintf(out, size, "%.*s-%016" PRIx64 ".compiled", stem, c->path, number);
+    return length > 0 && (size_t)length < size;
+}
+
+abar_status abar__autotune_cache_put_compiled(abar__autotune_cache *c, const char *problem, const void *bytes, size_t n)
+{
+    char path[PATH_MAX];
+    abar__text text = {0};
+    if (!c || !c->path[0] || !is_one_line(problem) || n > COMPILED_LARGEST || !compiled_path(c, problem, path, sizeof path))
+        return ABAR_OK;
+    abar_status status = abar__text_printf(c->ctx, &text, COMPILED_HEAD "%s\n%s\n", c->title, problem);
+    if (status >= 0) status = abar__text_append(c->ctx, &text, bytes, n);
+    if (status >= 0)
+        status = abar__text_printf(c->ctx, &text, "sum %016" PRIx64 "\n", abar__hash(ABAR_HASH_START, text.data, text.length));
+    if (status >= 0) {
+        abar__cache_sweep(path);
+        keep_file(c, path, &text);
+    }
+    abar__text_free(c->ctx, &text);
+    return status;
+}
+
+/* Appends the bytes of a valid file to out; another problem may have the same number. */
+static abar_status take_compiled(abar__autotune_cache *c, const char *problem, const abar__text *text, abar__text *out)
+{
+    abar__text head = {0};
+    char sum[SUM_LENGTH + 1];
+    ABAR_TRY(abar__text_printf(c->ctx, &head, COMPILED_HEAD "%s\n%s\n", c->title, problem));
+    const size_t before = head.length, n = text->length;
+    const bool ours = n >= before + SUM_LENGTH && memcmp(text->data, head.data, before) == 0;
+    abar__text_free(c->ctx, &head);
+    if (ours) snprintf(sum, sizeof sum, "sum %016" PRIx64 "\n", abar__hash(ABAR_HASH_START, text->data, n - SUM_LENGTH));
+    if (!ours || memcmp(text->data + n - SUM_LENGTH, sum, SUM_LENGTH) != 0) return ABAR_OK;
+    return abar__text_append(c->ctx, out, text->data + before, n - SUM_LENGTH - before);
+}
+
+abar_status abar__autotune_cache_get_compiled(abar__autotune_cache *c, const char *problem, abar__text *out)
+{
+    char path[PATH_MAX];
+    abar__text text = {0};
+    if (!c || !c->path[0] || !is_one_line(problem) || !compiled_path(c, problem, path, sizeof path)) return ABAR_OK;
+    abar_status status = access(path, F_OK) == 0 ? slurp(c->ctx, path, COMPILED_LARGEST, &text) : ABAR_E_IO;
+    if (status >= 0) status = take_compiled(c, problem, &text, out);
+    abar__text_free(c->ctx, &text);
+    return status == ABAR_E_IO ? ABAR_OK : status;
 }

@@ -27,6 +27,10 @@ const char *abar__autotune_cache_find(const abar__autotune_cache *c, const char 
 /* Adds the choice to the table and to the file. c may be NULL. */
 abar_status abar__autotune_cache_put(abar__autotune_cache *c, const char *problem, const char *choice);
 const char *abar__autotune_cache_path(const abar__autotune_cache *c); /* of the file */
+/* What a library compiled for the choice of a problem, so that a later process need not: kept in a file of its own beside the
+ * table, and nowhere else. get appends it to out, which stays as it is where there is none, or it is damaged. c may be NULL. */
+abar_status abar__autotune_cache_put_compiled(abar__autotune_cache *c, const char *problem, const void *bytes, size_t n);
+abar_status abar__autotune_cache_get_compiled(abar__autotune_cache *c, const char *problem, abar__text *out);
 /* Appends what the file holds. */
 abar_status abar__autotune_cache_write(const abar__autotune_cache *c, abar__text *out);
 

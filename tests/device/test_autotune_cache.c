@@ -368,6 +368,104 @@ static void full_table_takes_no_more(void **state)
     abar__text_free(r->ctx, &text);
 }
 
+/* ---- what was compiled ---------------------------------------------------------------------------------------------- */
+
+static const char compiled[] = "{\"kernel\": 1}\n\0bytes\tof any kind\n";
+
+static void put_compiled(abar__autotune_cache *c, const char *problem)
+{
+    assert_int_equal(abar__autotune_cache_put_compiled(c, problem, compiled, sizeof compiled), ABAR_OK);
+}
+
+/* there: the bytes that put_compiled wrote; else none. */
+static void assert_compiled(rig *r, abar__autotune_cache *c, const char *problem, bool there)
+{
+    abar__text text = {0};
+    assert_int_equal(abar__autotune_cache_get_compiled(c, problem, &text), ABAR_OK);
+    assert_int_equal(text.length, there ? sizeof compiled : 0);
+    if (there) assert_memory_equal(text.data, compiled, sizeof compiled);
+    abar__text_free(r->ctx, &text);
+}
+
+static void compiled_bytes_are_there_when_opened_again(void **state)
+{
+    rig *r = *state;
+    abar__autotune_cache *c = reopen(r), *other;
+    put_compiled(c, "a");
+    assert_compiled(r, c, "a", true);
+    abar__autotune_cache_close(c);
+    c = reopen(r);
+    assert_compiled(r, c, "a", true);
+    assert_compiled(r, c, "b", false);
+    assert_choice(c, "a", NULL);
+    assert_int_equal(abar__autotune_cache_open(r->ctx, "NVIDIA H200, driver 13010, cudnn 91400, abar 0.1.0", &other), ABAR_OK);
+    assert_compiled(r, other, "a", false);
+    abar__autotune_cache_close(other);
+    abar__autotune_cache_close(c);
+    assert_int_equal(r->warnings, 0);
+    put_compiled(NULL, "a");
+    assert_compiled(r, NULL, "a", false);
+    void *folder = r->folder;
+    assert_int_equal(test_folder_files(folder, 0), 1); /* no temporary file stays */
+}
+
+static void compiled_path_of(const rig *r, const char *problem, char path[TEST_PATH])
+{
+    uint64_t number = 0xcbf29ce484222325u; /* FNV-1a */
+    for (const char *p = problem; *p; p++) number = (number ^ (unsigned char)*p) * 0x100000001b3u;
+    snprintf(path, TEST_PATH, "%s/%.*s-%016llx.compiled", r->folder, (int)strlen(FILE_NAME) - 4, FILE_NAME,
+             (unsigned long long)number);
+}
+
+static void damaged_compiled_bytes_are_not_used(void **state)
+{
+    rig *r = *state;
+    char path[TEST_PATH], other[TEST_PATH];
+    abar__autotune_cache *c = reopen(r);
+    compiled_path_of(r, "a", path);
+    compiled_path_of(r, "b", other);
+    put_compiled(c, "a");
+    size_t n;
+    char *text = slurp(path, &n);
+    spill(other, text, n); /* as if b had a's number */
+    assert_compiled(r, c, "b", false);
+    for (size_t cut = 0; cut < n; cut++) {
+        spill(path, text, cut);
+        assert_compiled(r, c, "a", false);
+    }
+    for (size_t i = 0; i < n; i++) {
+        text[i] ^= 0x04;
+        spill(path, text, n);
+        assert_compiled(r, c, "a", false);
+        text[i] ^= 0x04;
+    }
+    put_compiled(c, "a");
+    assert_compiled(r, c, "a", true);
+    abar__autotune_cache_close(c);
+    free(text);
+}
+
+static void any_allocation_for_compiled_bytes_may_fail(void **state)
+{
+    rig *r = *state;
+    abar__autotune_cache *c = reopen(r);
+    for (long k = 1;; k++) {
+        abar__text text = {0};
+        r->memory.calls = 0;
+        r->memory.fail_at = k;
+        abar_status status = abar__autotune_cache_put_compiled(c, "a", compiled, sizeof compiled);
+        if (status == ABAR_OK) status = abar__autotune_cache_get_compiled(c, "a", &text);
+        const bool failed = r->memory.calls >= k;
+        r->memory.fail_at = 0;
+        assert_int_equal(status, failed ? ABAR_E_MEMORY : ABAR_OK);
+        assert_int_equal(text.length, failed ? 0 : sizeof compiled);
+        abar__text_free(r->ctx, &text);
+        if (!failed) break;
+    }
+    abar__autotune_cache_close(c);
+    assert_int_equal(r->warnings, 0);
+}
+
 #define with_rig(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -385,6 +483,9 @@ int main(void)
         with_rig(texts_that_are_no_line_are_not_remembered),
         with_rig(any_allocation_may_fail),
         with_rig(full_table_takes_no_more),
+        with_rig(compiled_bytes_are_there_when_opened_again),
+        with_rig(damaged_compiled_bytes_are_not_used),
+        with_rig(any_allocation_for_compiled_bytes_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

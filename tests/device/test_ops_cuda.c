@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#define MAX_TESTS 1500
+#define MAX_TESTS 2000
 
 static const double tolerances[] = {[ABAR_PRECISION_FP32] = 1e-4, [ABAR_PRECISION_TF32] = 2e-3, [ABAR_PRECISION_BF16] = 2e-2};
 static const abar_layout layouts[] = {ABAR_LAYOUT_STRIDED, ABAR_LAYOUT_NHWC};

@@ -14,6 +14,7 @@ static void close_libraries(abar_device *dev)
     abar__cuda_nn_state *s = (abar__cuda_nn_state *)cuda->nn;
     if (!s) return;
     if (s->convolutions) s->forget_convolutions(dev, s->convolutions);
+    if (s->races) s->forget_races(dev, s->races);
     abar__autotune_cache_close(s->products);
     abar__autotune_cache_close(s->autotune);
     if (s->side) s->dnn_api.cudnnDestroy(s->side);

@@ -18,6 +18,8 @@ typedef struct abar__cuda_nn_state {
     cudaStream_t main_stream; /* the stream that main was last set to */
     void *convolutions;       /* the plans that conv/dnn_choice.cu has chosen so far, and how to release them */
     void (*forget_convolutions)(abar_device *dev, void *convolutions);
+    void *races; /* the same for conv/race.cu */
+    void (*forget_races)(abar_device *dev, void *races);
     bool asked;                     /* autotune has been opened, or there is none */
     abar__autotune_cache *autotune; /* measured by earlier processes and this one; NULL: there is no cache */
     abar__autotune_cache *products; /* the same of linear layers, opened by the first one (linear_choice.cu) */

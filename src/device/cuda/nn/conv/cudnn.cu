@@ -1,5 +1,5 @@
-/* Convolution by cuDNN: y = act(x * w + b) and its gradients, channels last. The gradients of input and weight run
- * concurrently; bias, ReLU and the float32 gradient of the weight are passes of our own. */
+/* Convolution by cuDNN, and 1x1 ones by cuBLASLt, too: y = act(x * w + b) and its gradients, channels last. The gradients of
+ * input and weight run concurrently; bias, ReLU and the float32 gradient of cuDNN's weights are passes of our own. */
 #include "device/cuda/nn/bias_relu.h"
 #include "device/cuda/nn/conv/dnn_conv.h"
 
@@ -15,29 +15,31 @@ typedef struct conv {
 
 /* ---- making ----------------------------------------------------------------------------------------------------- */
 
-/* Scratch, backward: dw as cuDNN writes it, where it is staged; partial sums of the bias; two workspaces. */
+/* Scratch, backward: dw as cuDNN writes it, where it is staged; partial sums of the bias; two workspaces. A product writes or
+ * adds to the gradient itself. */
 static void plan_scratch(abar__op *op)
 {
     conv *c = (conv *)op->priv;
     const abar__dnn_choice *pass = c->choice->pass;
-    const size_t element = pass[ABAR_DNN_WEIGHTS].graph.bf16_result ? sizeof(bf16) : sizeof(float);
+    const abar__dnn_choice *slope = &pass[ABAR_DNN_WEIGHTS];
+    const size_t element = slope->product.desc ? 0 : slope->graph.bf16_result ? sizeof(bf16) : sizeof(float);
     const size_t bias = op->desc.bias ? abar__cuda_bias_partials(op->dev, c->pixels, c->channels) : 0;
-    const size_t data = op->desc.need_dx[0] ? pass[ABAR_DNN_DATA].plan.workspace : 0;
-    const size_t forward = pass[ABAR_DNN_FORWARD].plan.workspace;
+    const size_t data = op->desc.need_dx[0] ? abar__dnn_workspace(&pass[ABAR_DNN_DATA]) : 0;
+    const size_t forward = abar__dnn_workspace(&pass[ABAR_DNN_FORWARD]);
     c->partials = abar__round_up((size_t)c->weights * element, ABAR_CUDA_ALIGN);
     c->data = c->partials + abar__round_up(bias, ABAR_CUDA_ALIGN);
     c->slope = c->data + abar__round_up(data, ABAR_CUDA_ALIGN);
-    const size_t backward = c->slope + pass[ABAR_DNN_WEIGHTS].plan.workspace;
+    const size_t backward = c->slope + abar__dnn_workspace(slope);
     op->scratch_bytes = (forward > backward ? forward : backward) + ABAR_CUDA_ALIGN;
 }
 
-static abar_status create(abar__op *op)
+static abar_status create(abar__op *op, unsigned from)
 {
     const abar__op_desc *d = &op->desc;
     const bool relu = d->activation == ABAR_ACT_RELU;
     const abar__dnn_conv *choice;
     if (!relu && d->activation != ABAR_ACT_NONE) return ABAR_E_UNSUPPORTED;
-    ABAR_TRY(abar__dnn_choose(op->dev, d, &choice));
+    ABAR_TRY(abar__dnn_choose(op->dev, d, from, &choice));
     ABAR_TRY(abar__alloc(op->dev->ctx, sizeof(conv), &op->priv));
     op->priv_bytes = sizeof(conv);
     conv *c = (conv *)op->priv;
@@ -51,6 +53,15 @@ static abar_status create(abar__op *op)
     return ABAR_OK;
 }
 
+static abar_status create_cudnn(abar__op *op) { return create(op, ABAR_CONV_DNN); }
+static abar_status create_product(abar__op *op) { return create(op, ABAR_CONV_BLAS); }
+
+/* Where a choice is measured; deterministic runs take cuDNN's first plan. */
+static abar_status create_either(abar__op *op)
+{
+    return op->dev->config.deterministic ? ABAR_E_UNSUPPORTED : create(op, ABAR_CONV_EITHER);
+}
+
 static void destroy(abar__op *op)
 {
     conv *c = (conv *)op->priv;
@@ -59,13 +70,21 @@ static void destroy(abar__op *op)
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
-static abar_status run(abar__op *op, cudnnHandle_t handle, int pass, const void *x, const void *w, const void *y,
-                       char *workspace)
+/* A pass, in the stream of handle; a product adds to its result with beta 1. */
+static abar_status run(abar__op *op, cudnnHandle_t handle, cudaStream_t stream, int pass, const void *x, const void *w,
+                       const void *y, char *workspace, float beta = 0.0f)
 {
     conv *c = (conv *)op->priv;
+    const abar__dnn_choice *choice = &c->choice->pass[pass];
     void *const address[4] = {(void *)x, (void *)w, (void *)y, workspace};
-    DNN_TRY(op->dev, abar__dnn_run(handle, &c->choice->pass[pass].plan, address, &c->pack[pass]));
-    return ABAR_OK;
+    if (!choice->product.desc) {
+        DNN_TRY(op->dev, abar__dnn_run(handle, &choice->plan, address, &c->pack[pass]));
+        return ABAR_OK;
+    }
+    const cublasStatus_t status = abar__conv_product_run(&choice->product, address, beta, stream);
+    if (status == CUBLAS_STATUS_SUCCESS) return ABAR_OK;
+    return abar__fail(op->dev->ctx, ABAR_E_BACKEND, "device cuda: cuBLASLt: %s",
+                      abar__blas_api_of(op->dev)->cublasLtGetStatusString(status));
 }
 
 static const void *weight_of(const abar__op *op, const abar__op_args *a)
@@ -78,7 +97,8 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     const conv *c = (conv *)op->priv;
     abar__cuda_nn_state *nn;
     ABAR_TRY(abar__cuda_dnn(op->dev, &nn));
-    ABAR_TRY(run(op, nn->main, ABAR_DNN_FORWARD, a->x[0], weight_of(op, a), a->y, abar__cuda_workspace(a->scratch)));
+    ABAR_TRY(run(op, nn->main, abar__cuda_of(op->dev)->stream, ABAR_DNN_FORWARD, a->x[0], weight_of(op, a), a->y,
+                 abar__cuda_workspace(a->scratch)));
     abar__cuda_bias_relu(op->dev, a->y, op->desc.bias ? (const float *)a->param[1] : NULL, op->desc.activation == ABAR_ACT_RELU,
                          c->pixels, c->channels);
     return abar__cuda_status(op->dev);
@@ -95,9 +115,11 @@ template <typename T> static __global__ void take_over(const T *staged, float *d
 static abar_status run_weights(abar__op *op, const abar__op_args *a, cudnnHandle_t handle, cudaStream_t stream, char *scratch)
 {
     const conv *c = (conv *)op->priv;
-    const bool rounded = c->choice->pass[ABAR_DNN_WEIGHTS].graph.bf16_result, staged = rounded || a->accumulate;
+    const abar__dnn_choice *choice = &c->choice->pass[ABAR_DNN_WEIGHTS];
+    const bool rounded = choice->graph.bf16_result, staged = !choice->product.desc && (rounded || a->accumulate);
     float *dw = (float *)a->dparam[0];
-    ABAR_TRY(run(op, handle, ABAR_DNN_WEIGHTS, a->x[0], staged ? (void *)scratch : dw, a->dy, scratch + c->slope));
+    ABAR_TRY(run(op, handle, stream, ABAR_DNN_WEIGHTS, a->x[0], staged ? (void *)scratch : dw, a->dy, scratch + c->slope,
+                 a->accumulate ? 1.0f : 0.0f));
     if (!staged) return ABAR_OK;
     const unsigned blocks = (unsigned)abar__cuda_blocks(c->weights, THREADS);
     if (rounded)
@@ -126,9 +148,11 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     CUDA_TRY(op->dev, cudaStreamWaitEvent(cuda->side_stream, cuda->fork, 0));
     ABAR_TRY(run_weights(op, a, nn->side, cuda->side_stream, scratch));
     CUDA_TRY(op->dev, cudaEventRecord(cuda->join, cuda->side_stream));
-    ABAR_TRY(run(op, nn->main, ABAR_DNN_DATA, a->dx[0], weight_of(op, a), a->dy, scratch + c->data));
+    ABAR_TRY(run(op, nn->main, cuda->stream, ABAR_DNN_DATA, a->dx[0], weight_of(op, a), a->dy, scratch + c->data));
     CUDA_TRY(op->dev, cudaStreamWaitEvent(cuda->stream, cuda->join, 0));
     return abar__cuda_status(op->dev);
 }
 
-const abar__op_impl abar__cuda_conv_cudnn = {"cudnn-conv", ABAR_OP_CONV2D, create, forward, backward, destroy};
+const abar__op_impl abar__cuda_conv_either = {"cudnn-cublaslt-conv", ABAR_OP_CONV2D, create_either, forward, backward, destroy};
+const abar__op_impl abar__cuda_conv_cudnn = {"cudnn-conv", ABAR_OP_CONV2D, create_cudnn, forward, backward, destroy};
+const abar__op_impl abar__cuda_conv_product = {"cublaslt-conv", ABAR_OP_CONV2D, create_product, forward, backward, destroy};

@@ -1,19 +1,29 @@
-/* Chooses the cuDNN plan of a convolution: the fastest, measured once per shape and kept for later processes
- * (autotune_cache.h); in deterministic runs the first that works. In float32 only plans whose results were verified
- * (dnn_trial.cu) are used. */
+/* Chooses how a convolution is computed, among cuDNN's plans and, where it is a product of matrices, cuBLASLt's algorithms:
+ * the fastest, measured once per shape and kept for later processes (autotune_cache.h); in deterministic runs the first that
+ * works. In float32 only those whose results were verified (dnn_trial.cu) are used. */
 #include "device/cuda/nn/conv/dnn_conv.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_PLANS = 16, MAX_FIRST = 10, MAX_COMPILED = 2 };
+enum { MAX_PLANS = 20, MAX_FIRST = 10, MAX_COMPILED = 2 };
 enum { MAX_WORKSPACE = 256 << 20 };
 
-/* All plans for one pass: in bf16 the gradient of the weight may be computed in float32 or, as a second choice, in bf16. */
+/* Compiling takes about a second a plan: it is tried where a pass takes so many milliseconds, and has to gain so much. */
+#define WORTH_COMPILING 0.05f
+#define GAIN_OF_COMPILING 0.97f
+
+/* Which of cuDNN's plans are collected: those with precompiled kernels; others that may be faster; all others. */
+typedef enum round_of { PRECOMPILED, COMPILED, LAST_RESORT, ROUNDS } round_of;
+
+/* All there is for one pass: cuDNN's plans (in bf16 the gradient of the weight may be computed in float32 or, as a second
+ * choice, in bf16), and the algorithms of a product. */
 typedef struct offer {
-    int graphs, plans[2];
+    int graphs, plans[2], algos;
     abar__dnn_graph graph[2];
     abar__dnn_plan plan[2][MAX_PLANS];
+    abar__conv_product product;
+    abar__conv_algo algo[ABAR_CONV_ALGOS];
 } offer;
 
 static const cudnnDataType_t results[2] = {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16}; /* data types of the graphs' results */
@@ -23,26 +33,41 @@ static const cudnnDataType_t results[2] = {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16
 static void ask(abar_device *dev, cudnnHandle_t handle, offer *o, int g, cudnnBackendHeurMode_t mode, bool compiled, int max)
 {
     const abar__dnn_query query = {mode, abar__dnn_exact(dev), compiled, MAX_WORKSPACE};
-    const int left = MAX_PLANS - o->plans[g];
-    o->plans[g] += abar__dnn_plans(handle, &o->graph[g], &query, max < left ? max : left, &o->plan[g][o->plans[g]]);
+    o->plans[g] = abar__dnn_plans(handle, &o->graph[g], &query, o->plans[g], max, o->plan[g]);
 }
 
-/* Collects plans with precompiled kernels; where `compiled` is set, all plans. Heuristic mode B takes longer (30 ms) and
- * orders differently; the few engines for exact float32 are also found among the fallbacks. */
-static void collect(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, bool compiled, offer *o)
+static void collect_algos(abar_device *dev, const abar__cuda_nn_state *nn, const abar__dnn_shape *shape, int pass, offer *o)
 {
-    const bool bf16_data = abar__cuda_is_bf16(dev), exact = abar__dnn_exact(dev);
+    if (abar__conv_product_make(dev, nn, shape, pass, &o->product))
+        o->algos = abar__conv_algos(&o->product, ABAR_CONV_ALGOS, o->algo);
+}
+
+static void collect_precompiled(abar_device *dev, cudnnHandle_t handle, int g, offer *o)
+{
+    ask(dev, handle, o, g, CUDNN_HEUR_MODE_A, false, MAX_FIRST);
+    if (abar__dnn_exact(dev) || !o->plans[g])
+        ask(dev, handle, o, g, CUDNN_HEUR_MODE_FALLBACK, false, MAX_PLANS);
+    else if (!dev->config.deterministic)
+        ask(dev, handle, o, g, CUDNN_HEUR_MODE_B, false, MAX_PLANS);
+}
+
+/* Heuristic mode B takes longer (30 ms) and orders differently; the few engines for exact float32 are also found among the
+ * fallbacks. */
+static void collect_plans(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, round_of round,
+                          offer *o)
+{
+    const bool bf16_data = abar__cuda_is_bf16(dev);
     const cudnnDataType_t data = bf16_data ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
     o->graphs = pass == ABAR_DNN_WEIGHTS && bf16_data ? 2 : 1;
     for (int g = 0; g < o->graphs; g++) {
         if (abar__dnn_graph_make(abar__dnn_api_of(dev), handle, shape, pass, data, results[g], &o->graph[g]) !=
             CUDNN_STATUS_SUCCESS)
             continue;
-        ask(dev, handle, o, g, CUDNN_HEUR_MODE_A, compiled, compiled ? MAX_COMPILED : MAX_FIRST);
-        if (compiled || exact || !o->plans[g])
-            ask(dev, handle, o, g, CUDNN_HEUR_MODE_FALLBACK, compiled, MAX_PLANS);
-        else if (!dev->config.deterministic)
-            ask(dev, handle, o, g, CUDNN_HEUR_MODE_B, false, MAX_PLANS);
+        if (round == PRECOMPILED)
+            collect_precompiled(dev, handle, g, o);
+        else
+            ask(dev, handle, o, g, CUDNN_HEUR_MODE_A, true, MAX_COMPILED);
+        if (round == LAST_RESORT) ask(dev, handle, o, g, CUDNN_HEUR_MODE_FALLBACK, true, MAX_PLANS);
     }
 }
 
@@ -52,6 +77,37 @@ static void decline(offer *o)
         for (int i = 0; i < o->plans[g]; i++) abar__dnn_plan_release(&o->plan[g][i]);
         abar__dnn_graph_release(&o->graph[g]);
     }
+    abar__conv_product_release(&o->product);
+}
+
+/* The i-th of what is on offer, borrowed: cuDNN's plans first. False: there are no more. */
+static bool pick_out(const offer *o, int i, abar__dnn_choice *out)
+{
+    *out = {};
+    for (int g = 0; g < o->graphs; i -= o->plans[g++])
+        if (i < o->plans[g]) {
+            out->graph = o->graph[g];
+            out->plan = o->plan[g][i];
+            return true;
+        }
+    if (i >= o->algos) return false;
+    out->product = o->product;
+    out->product.algo = o->algo[i];
+    return true;
+}
+
+/* The same, taken out of the offer: it is released by whoever has it. */
+static void take_out(offer *o, int i, abar__dnn_choice *out)
+{
+    pick_out(o, i, out);
+    if (out->product.desc) {
+        o->product = {};
+        return;
+    }
+    int g = 0;
+    while (i >= o->plans[g]) i -= o->plans[g++];
+    o->graph[g] = {};
+    o->plan[g][i] = {};
 }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
@@ -59,53 +115,58 @@ static void decline(offer *o)
 static size_t largest_workspace(const offer *o)
 {
     size_t bytes = 0;
-    for (int g = 0; g < o->graphs; g++)
-        for (int i = 0; i < o->plans[g]; i++)
-            if (o->plan[g][i].workspace > bytes) bytes = o->plan[g][i].workspace;
+    abar__dnn_choice c;
+    for (int i = 0; pick_out(o, i, &c); i++)
+        if (abar__dnn_workspace(&c) > bytes) bytes = abar__dnn_workspace(&c);
     return bytes;
 }
 
-/* The best of all plans: (graph, plan) into at; false: none works. A bf16 gradient must also pay for its rounding, and for
- * the pass that converts it to float32. */
-static bool judge(abar_device *dev, cudnnHandle_t handle, const offer *o, const abar__dnn_trial *t, int at[2])
+/* The fastest on offer, if it takes fewer milliseconds than *best (negative: there is no other), which becomes its time;
+ * negative: none. A bf16 gradient must also pay for its rounding, and for the pass that converts it to float32. */
+static int judge(abar_device *dev, cudnnHandle_t handle, const offer *o, const abar__dnn_trial *t, float *best)
 {
-    float best = -1.0f;
-    for (int g = 0; g < o->graphs; g++)
-        for (int i = 0; i < o->plans[g]; i++) {
-            float ms = abar__dnn_try(dev, handle, &o->plan[g][i], t);
-            if (ms < 0.0f) continue;
-            if (o->graph[g].bf16_result) ms = 1.1f * ms + 0.003f;
-            if (best >= 0.0f && ms >= best) continue;
-            best = ms;
-            at[0] = g, at[1] = i;
-            if (dev->config.deterministic) return true;
-        }
-    return best >= 0.0f;
+    abar__dnn_choice c;
+    int chosen = -1;
+    bool warm = dev->config.deterministic;
+    for (int i = 0; pick_out(o, i, &c); i++) {
+        float ms = abar__dnn_try(dev, handle, &c, *best, t);
+        if (ms >= 0.0f && !warm) ms = abar__dnn_try(dev, handle, &c, *best, t); /* an idle device is slow at first */
+        if (ms < 0.0f) continue;
+        warm = true;
+        if (c.graph.bf16_result) ms = 1.1f * ms + 0.003f;
+        if (*best >= 0.0f && ms >= *best) continue;
+        *best = ms;
+        chosen = i;
+        if (dev->config.deterministic) break;
+    }
+    return chosen;
 }
 
-/* Where there is no memory for trials, as when the memory of too large a batch is planned, the most promising plan is used;
- * but not in float32, where it cannot be verified: ABAR_E_UNSUPPORTED. measured: the choice is based on trials. */
+/* Which of the offer is taken, negative: none, and its milliseconds in *best, as in judge. Where there is no memory for
+ * trials, as when the memory of too large a batch is planned, the most promising is used, and *best stays negative; but not
+ * in float32, where it cannot be verified: ABAR_E_UNSUPPORTED. */
 static abar_status pick(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, const offer *o,
-                        bool *found, bool *measured, int at[2])
+                        float *best, int *chosen)
 {
     abar__dnn_trial t;
-    *found = *measured = false;
-    for (int g = o->graphs - 1; g >= 0; g--)
-        if (o->plans[g]) *found = true, at[0] = g, at[1] = 0;
-    if (!*found) return ABAR_OK;
+    abar__dnn_choice first;
+    *chosen = -1;
+    if (!pick_out(o, 0, &first)) return ABAR_OK;
     abar_status status = abar__dnn_trial_open(dev, shape, pass, largest_workspace(o), &t);
-    if (status == ABAR_E_MEMORY) return abar__dnn_exact(dev) ? ABAR_E_UNSUPPORTED : ABAR_OK;
+    if (status == ABAR_E_MEMORY && abar__dnn_exact(dev)) return ABAR_E_UNSUPPORTED;
+    if (status == ABAR_E_MEMORY) {
+        *chosen = *best < 0.0f ? 0 : -1;
+        return ABAR_OK;
+    }
     ABAR_TRY(status);
-    *found = *measured = judge(dev, handle, o, &t, at);
+    *chosen = judge(dev, handle, o, &t, best);
     abar__dnn_trial_close(dev, &t);
     return ABAR_OK;
 }
 
 /* ---- remembering -------------------------------------------------------------------------------------------------- */
 
-/* Opens what earlier processes measured for this GPU, driver, cuDNN and abar; NULL: nothing is kept, as in deterministic
- * runs. */
-static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
+abar_status abar__dnn_cache(abar_device *dev, abar__cuda_nn_state *nn)
 {
     char title[ABAR_AUTOTUNE_MAX];
     cudaDeviceProp gpu;
@@ -124,9 +185,12 @@ static void print4(char *text, size_t size, const char *name, const int64_t v[4]
     snprintf(text, size, " %s %lldx%lldx%lldx%lld", name, (long long)v[0], (long long)v[1], (long long)v[2], (long long)v[3]);
 }
 
-/* "conv forward bf16 in 128x64x32x32 out 128x128x32x32 kernel/stride 1x1x1x1 pad/dilation 0x0x1x1 groups 1" */
-static void problem_of(const abar_device *dev, const abar__dnn_shape *shape, int pass, char text[ABAR_AUTOTUNE_MAX])
+/* "conv forward bf16 in 128x64x32x32 out 128x128x32x32 kernel/stride 1x1x1x1 pad/dilation 0x0x1x1 groups 1"; the first word
+ * says whose kernels may be chosen. */
+static void problem_of(const abar_device *dev, const abar__dnn_shape *shape, unsigned from, int pass,
+                       char text[ABAR_AUTOTUNE_MAX])
 {
+    static const char *const names[] = {"", "conv", "product", "conv/product"};
     static const char *const passes[ABAR_DNN_PASSES] = {"forward", "data", "weights"};
     const abar_window *w = &shape->window;
     const char *precision = abar__cuda_is_bf16(dev) ? "bf16" : abar__dnn_exact(dev) ? "fp32" : "tf32";
@@ -136,115 +200,212 @@ static void problem_of(const abar_device *dev, const abar__dnn_shape *shape, int
         const char *name;
         const int64_t *v;
     } part[4] = {{"in", shape->in}, {"out", shape->out}, {"kernel/stride", kernel}, {"pad/dilation", pad}};
-    size_t n = (size_t)snprintf(text, ABAR_AUTOTUNE_MAX, "conv %s %s", passes[pass], precision);
+    size_t n = (size_t)snprintf(text, ABAR_AUTOTUNE_MAX, "%s %s %s", names[from], passes[pass], precision);
     for (int i = 0; i < 4 && n < ABAR_AUTOTUNE_MAX; n = strlen(text), i++)
         print4(text + n, ABAR_AUTOTUNE_MAX - n, part[i].name, part[i].v);
     snprintf(text + n, ABAR_AUTOTUNE_MAX - n, " groups %lld", (long long)w->groups);
 }
 
-/* "float ENGINE ..." or, for a rounded gradient of the weight, "bf16 ENGINE ..." */
-static abar_status remember(abar__autotune_cache *cache, const char *problem, const abar__dnn_choice *c)
+static const char *kind_of(const abar__dnn_choice *c)
+{
+    if (c->product.desc) return "product";
+    if (c->plan.compiled) return c->graph.bf16_result ? "compiled-bf16" : "compiled-float";
+    return c->graph.bf16_result ? "bf16" : "float";
+}
+
+/* Keeps the kernel of a compiled plan; where cuDNN cannot pack it, it is compiled again. */
+static abar_status remember_kernel(abar_device *dev, abar__autotune_cache *cache, const char *problem,
+                                   const abar__dnn_plan *plan)
+{
+    abar__text text = {};
+    abar_status status = ABAR_OK;
+    if (abar__dnn_plan_pack(dev->ctx, plan, &text))
+        status = abar__autotune_cache_put_compiled(cache, problem, text.data, text.length);
+    abar__text_free(dev->ctx, &text);
+    return status;
+}
+
+/* "float WORKSPACE ENGINE ..." or, for a rounded gradient of the weight, "bf16 WORKSPACE ENGINE ..."; the same with
+ * "compiled-"; or "product ALGORITHM ..." */
+static abar_status remember(abar_device *dev, abar__autotune_cache *cache, const char *problem, const abar__dnn_choice *c)
 {
     char text[ABAR_AUTOTUNE_MAX];
-    const int n = snprintf(text, sizeof text, c->graph.bf16_result ? "bf16 " : "float ");
-    if (!abar__dnn_plan_write(&c->plan, text + n, sizeof text - (size_t)n)) return ABAR_OK;
+    if (!cache) return ABAR_OK;
+    const size_t n = (size_t)snprintf(text, sizeof text, "%s ", kind_of(c));
+    const bool whole = c->product.desc ? abar__conv_algo_write(&c->product, text + n, sizeof text - n)
+                                       : abar__dnn_plan_write(&c->plan, text + n, sizeof text - n);
+    if (!whole) return ABAR_OK;
+    if (c->plan.compiled) ABAR_TRY(remember_kernel(dev, cache, problem, &c->plan));
     return abar__autotune_cache_put(cache, problem, text);
 }
 
-/* False: nothing was kept, or the plan no longer exists. */
-static bool recall(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, const char *text,
-                   abar__dnn_choice *c)
+static bool recall_product(abar_device *dev, const abar__cuda_nn_state *nn, const abar__dnn_shape *shape, int pass,
+                           const char *text, abar__dnn_choice *c)
+{
+    if (!abar__conv_product_make(dev, nn, shape, pass, &c->product)) return false;
+    c->found = abar__conv_algo_read(text, &c->product);
+    if (!c->found) abar__conv_product_release(&c->product);
+    return c->found;
+}
+
+/* Whether text begins with the word; then behind is what follows. */
+static bool begins(const char *text, const char *word, const char **behind)
+{
+    const size_t n = strlen(word);
+    *behind = text + n + 1;
+    return strncmp(text, word, n) == 0 && text[n] == ' ';
+}
+
+/* From its kernel; where that was not kept, it is compiled again, and kept. */
+static bool recall_compiled(abar_device *dev, const abar__cuda_nn_state *nn, const char *problem, const char *text,
+                            abar__dnn_choice *c)
+{
+    abar__text packed = {};
+    const bool kept = abar__autotune_cache_get_compiled(nn->autotune, problem, &packed) >= 0 && packed.length > 0 &&
+                      abar__dnn_plan_unpack(&nn->dnn_api, nn->side, &packed, &c->plan);
+    abar__text_free(dev->ctx, &packed);
+    if (kept) return true;
+    if (!abar__dnn_plan_read(nn->side, &c->graph, text, &c->plan)) return false;
+    c->plan.compiled = true;
+    (void)remember_kernel(dev, nn->autotune, problem, &c->plan);
+    return true;
+}
+
+static bool recall_plan(abar_device *dev, const abar__cuda_nn_state *nn, const abar__dnn_shape *shape, int pass,
+                        const char *problem, const char *text, abar__dnn_choice *c)
 {
     const cudnnDataType_t data = abar__cuda_is_bf16(dev) ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
-    const bool rounded = text && strncmp(text, "bf16 ", 5) == 0;
-    if (!text || (!rounded && strncmp(text, "float ", 6) != 0)) return false;
-    if (abar__dnn_graph_make(abar__dnn_api_of(dev), handle, shape, pass, data, results[rounded], &c->graph) !=
-        CUDNN_STATUS_SUCCESS)
+    const char *rest;
+    const bool compiled = begins(text, "compiled-float", &rest) || begins(text, "compiled-bf16", &rest);
+    if (!compiled && !begins(text, "float", &rest) && !begins(text, "bf16", &rest)) return false;
+    const cudnnDataType_t result = strstr(text, "bf16") ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
+    if (abar__dnn_graph_make(&nn->dnn_api, nn->side, shape, pass, data, result, &c->graph) != CUDNN_STATUS_SUCCESS)
         return false;
-    c->found = abar__dnn_plan_read(handle, &c->graph, text + (rounded ? 5 : 6), &c->plan);
+    c->found = compiled ? recall_compiled(dev, nn, problem, rest, c) : abar__dnn_plan_read(nn->side, &c->graph, rest, &c->plan);
     if (!c->found) abar__dnn_graph_release(&c->graph);
     return c->found;
 }
 
-/* ---- a convolution's choices ---------------------------------------------------------------------------------------- */
-
-/* A failure leaves c untried: it may succeed later, with more memory. */
-static abar_status measure_pass(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass,
-                                abar__dnn_choice *c, bool *measured)
+/* False: nothing was kept, or it no longer exists. */
+static bool recall(abar_device *dev, const abar__cuda_nn_state *nn, const abar__dnn_conv *conv, int pass, const char *problem,
+                   abar__dnn_choice *c)
 {
-    *measured = false;
-    for (int compiled = 0; compiled < 2 && !c->found; compiled++) {
-        int at[2] = {0, 0};
-        bool found = false;
-        offer o = {};
-        collect(dev, handle, shape, pass, compiled != 0, &o);
-        abar_status status = pick(dev, handle, shape, pass, &o, &found, measured, at);
-        if (status >= 0 && found) {
-            c->found = true;
-            c->graph = o.graph[at[0]];
-            c->plan = o.plan[at[0]][at[1]];
-            o.graph[at[0]] = {}; /* released elsewhere from now on */
-            o.plan[at[0]][at[1]] = {};
-        }
-        decline(&o);
-        ABAR_TRY(status);
-    }
-    return ABAR_OK;
+    const char *text = abar__autotune_cache_find(nn->autotune, problem), *rest;
+    if (!text) return false;
+    if (begins(text, "product", &rest)) return recall_product(dev, nn, &conv->shape, pass, rest, c);
+    return recall_plan(dev, nn, &conv->shape, pass, problem, text, c);
 }
 
-static abar_status choose_pass(abar_device *dev, abar__cuda_nn_state *nn, const abar__dnn_shape *shape, int pass,
+/* ---- a convolution's choices ---------------------------------------------------------------------------------------- */
+
+static void release_choice(abar__dnn_choice *c)
+{
+    abar__dnn_plan_release(&c->plan);
+    abar__dnn_graph_release(&c->graph);
+    abar__conv_product_release(&c->product);
+}
+
+/* Whether a round of plans is needed after those before it, whose best takes ms (negative: nothing was measured). */
+static bool wants(const abar_device *dev, const abar__dnn_choice *c, round_of round, float ms)
+{
+    if (round == PRECOMPILED) return true;
+    if (round == LAST_RESORT) return !c->found;
+    return !dev->config.deterministic && !abar__dnn_exact(dev) && ms >= WORTH_COMPILING;
+}
+
+/* The best of one round replaces c, if it is better by enough. */
+static abar_status measure_round(abar_device *dev, const abar__cuda_nn_state *nn, const abar__dnn_conv *conv, int pass,
+                                 round_of round, abar__dnn_choice *c, float *ms)
+{
+    int chosen;
+    float best = round == COMPILED ? GAIN_OF_COMPILING * *ms : *ms;
+    offer o = {};
+    if (conv->from & ABAR_CONV_DNN) collect_plans(dev, nn->side, &conv->shape, pass, round, &o);
+    if (conv->from & ABAR_CONV_BLAS && round == PRECOMPILED) collect_algos(dev, nn, &conv->shape, pass, &o);
+    const abar_status status = pick(dev, nn->side, &conv->shape, pass, &o, &best, &chosen);
+    if (status >= 0 && chosen >= 0) {
+        release_choice(c);
+        take_out(&o, chosen, c);
+        c->found = true;
+        *ms = best;
+    }
+    decline(&o);
+    return status;
+}
+
+/* A failure leaves c untried: it may succeed later, with more memory. ms: of a run; negative: nothing was measured. */
+static abar_status measure_pass(abar_device *dev, const abar__cuda_nn_state *nn, const abar__dnn_conv *conv, int pass,
+                                abar__dnn_choice *c, float *ms)
+{
+    abar_status status = ABAR_OK;
+    *ms = -1.0f;
+    for (int round = 0; round < ROUNDS && status >= 0; round++)
+        if (wants(dev, c, (round_of)round, *ms)) status = measure_round(dev, nn, conv, pass, (round_of)round, c, ms);
+    if (status >= 0) return ABAR_OK;
+    release_choice(c);
+    *c = {};
+    return status;
+}
+
+static abar_status choose_pass(abar_device *dev, abar__cuda_nn_state *nn, const abar__dnn_conv *conv, int pass,
                                abar__dnn_choice *c)
 {
     char problem[ABAR_AUTOTUNE_MAX];
-    bool measured = false;
-    ABAR_TRY(open_cache(dev, nn));
-    problem_of(dev, shape, pass, problem);
-    if (!recall(dev, nn->side, shape, pass, abar__autotune_cache_find(nn->autotune, problem), c))
-        ABAR_TRY(measure_pass(dev, nn->side, shape, pass, c, &measured));
+    float ms = -1.0f;
+    ABAR_TRY(abar__dnn_cache(dev, nn));
+    problem_of(dev, &conv->shape, conv->from, pass, problem);
+    if (!recall(dev, nn, conv, pass, problem, c)) ABAR_TRY(measure_pass(dev, nn, conv, pass, c, &ms));
     c->tried = true;
-    return measured && c->found ? remember(nn->autotune, problem, c) : ABAR_OK;
+    return ms >= 0.0f && c->found ? remember(dev, nn->autotune, problem, c) : ABAR_OK;
 }
 
 static void forget(abar_device *dev, void *convolutions)
 {
     for (abar__dnn_conv *c = (abar__dnn_conv *)convolutions; c;) {
         abar__dnn_conv *next = c->next;
-        for (int i = 0; i < ABAR_DNN_PASSES; i++) {
-            abar__dnn_plan_release(&c->pass[i].plan);
-            abar__dnn_graph_release(&c->pass[i].graph);
-        }
+        for (int i = 0; i < ABAR_DNN_PASSES; i++) release_choice(&c->pass[i]);
         abar__free(dev->ctx, c, sizeof *c);
         c = next;
     }
 }
 
-static abar_status find(abar_device *dev, abar__cuda_nn_state *nn, const abar__op_desc *desc, abar__dnn_conv **out)
+static abar__dnn_shape shape_of(const abar__op_desc *desc)
 {
     abar__dnn_shape shape;
     memset(&shape, 0, sizeof shape);
     memcpy(shape.in, desc->in[0].dim, sizeof shape.in);
     memcpy(shape.out, desc->out.dim, sizeof shape.out);
     shape.window = desc->window;
+    return shape;
+}
+
+static abar_status find(abar_device *dev, abar__cuda_nn_state *nn, const abar__dnn_shape *shape, unsigned from,
+                        abar__dnn_conv **out)
+{
     for (*out = (abar__dnn_conv *)nn->convolutions; *out; *out = (*out)->next)
-        if (memcmp(&(*out)->shape, &shape, sizeof shape) == 0) return ABAR_OK;
+        if ((*out)->from == from && memcmp(&(*out)->shape, shape, sizeof *shape) == 0) return ABAR_OK;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof **out, (void **)out));
-    (*out)->shape = shape;
+    (*out)->shape = *shape;
+    (*out)->from = from;
     (*out)->next = (abar__dnn_conv *)nn->convolutions;
     nn->convolutions = *out;
     nn->forget_convolutions = forget;
     return ABAR_OK;
 }
 
-abar_status abar__dnn_choose(abar_device *dev, const abar__op_desc *desc, const abar__dnn_conv **out)
+abar_status abar__dnn_choose(abar_device *dev, const abar__op_desc *desc, unsigned from, const abar__dnn_conv **out)
 {
+    const abar__dnn_shape shape = shape_of(desc);
     abar__cuda_nn_state *nn;
     abar__dnn_conv *c;
+    if (from & ABAR_CONV_BLAS && !abar__conv_is_product(&shape)) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(abar__cuda_dnn(dev, &nn));
-    ABAR_TRY(find(dev, nn, desc, &c));
+    if (from & ABAR_CONV_BLAS) ABAR_TRY(abar__cuda_blas(dev, &nn));
+    ABAR_TRY(find(dev, nn, &shape, from, &c));
     for (int pass = 0; pass < ABAR_DNN_PASSES; pass++) {
         abar__dnn_choice *choice = &c->pass[pass];
         if (pass == ABAR_DNN_DATA && !desc->need_dx[0]) continue;
-        if (!choice->tried) ABAR_TRY(choose_pass(dev, nn, &c->shape, pass, choice));
+        if (!choice->tried) ABAR_TRY(choose_pass(dev, nn, c, pass, choice));
         if (!choice->found) return ABAR_E_UNSUPPORTED;
     }
     *out = c;

@@ -202,7 +202,7 @@ static bool acceptable(const abar__dnn_api *api, abar__dnn_node config, const ab
     for (size_t i = 0; i < sizeof never / sizeof *never && good; i++) good = !has_numerical(api, engine, never[i]);
     for (size_t i = 0; i < sizeof inexact / sizeof *inexact && good && query->exact; i++)
         good = !has_numerical(api, engine, inexact[i]);
-    if (good && !query->compiled) good = !has_behaviour(api, engine, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION);
+    if (good) good = has_behaviour(api, engine, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) == query->compiled;
     drop(api, &engine);
     return good;
 }
@@ -230,7 +230,7 @@ static bool make_plan(const abar__dnn_api *api, cudnnHandle_t handle, abar__dnn_
 {
     maker m = begin(api);
     int64_t workspace = 0, n = 0;
-    abar__dnn_plan p = {api, config, NULL, 0};
+    abar__dnn_plan p = {api, config, NULL, 0, false};
     p.plan = open_node(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &m);
     put(p.plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle, &m);
     put(p.plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config, &m);
@@ -243,21 +243,6 @@ static bool make_plan(const abar__dnn_api *api, cudnnHandle_t handle, abar__dnn_
     }
     *out = p;
     return true;
-}
-
-int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_query *query, int max,
-                    abar__dnn_plan *out)
-{
-    abar__dnn_node config[MAX_ENGINES];
-    const int n = ask(graph, query->mode, config);
-    int made = 0;
-    for (int i = 0; i < n; i++) {
-        if (made == max || !acceptable(graph->api, config[i], query))
-            drop(graph->api, &config[i]);
-        else if (make_plan(graph->api, handle, config[i], query->workspace, &out[made]))
-            made++;
-    }
-    return made;
 }
 
 void abar__dnn_plan_release(abar__dnn_plan *p)
@@ -302,25 +287,32 @@ static int knobs_of(const abar__dnn_api *api, abar__dnn_node config, knob knobs[
     return succeeded(&m) && n <= CUDNN_KNOB_TYPE_COUNTS ? (int)n : -1;
 }
 
-/* "34 4096 0:1 3:2": engine, bytes of workspace, knobs. */
-bool abar__dnn_plan_write(const abar__dnn_plan *plan, char *text, size_t size)
+/* "34 0:1 3:2": engine, knobs. False: unknown, or too long. */
+static bool write_config(const abar__dnn_api *api, abar__dnn_node config, char *text, size_t size)
 {
     knob knobs[CUDNN_KNOB_TYPE_COUNTS];
-    const int64_t engine = engine_number(plan->api, plan->config);
-    const int n = knobs_of(plan->api, plan->config, knobs);
+    const int64_t engine = engine_number(api, config);
+    const int n = knobs_of(api, config, knobs);
     if (engine < 0 || n < 0) return false;
-    int length = snprintf(text, size, "%lld %zu", (long long)engine, plan->workspace);
+    int length = snprintf(text, size, "%lld", (long long)engine);
     for (int i = 0; i < n && (size_t)length < size; i++)
         length +=
             snprintf(text + length, size - (size_t)length, " %lld:%lld", (long long)knobs[i].type, (long long)knobs[i].value);
     return (size_t)length < size;
 }
 
+/* "4096 34 0:1 3:2": bytes of workspace, engine, knobs. */
+bool abar__dnn_plan_write(const abar__dnn_plan *plan, char *text, size_t size)
+{
+    const int length = snprintf(text, size, "%zu ", plan->workspace);
+    return (size_t)length < size && write_config(plan->api, plan->config, text + length, size - (size_t)length);
+}
+
 /* Parses such a text; returns the number of knobs, negative: it is malformed. */
 static int parse(const char *text, long long *engine, size_t *workspace, knob knobs[CUDNN_KNOB_TYPE_COUNTS])
 {
     int used = 0, n = 0;
-    if (sscanf(text, "%lld %zu%n", engine, workspace, &used) != 2) return -1;
+    if (sscanf(text, "%zu %lld%n", workspace, engine, &used) != 2) return -1;
     for (text += used; *text; text += used, n++) {
         long long type, value;
         if (n == CUDNN_KNOB_TYPE_COUNTS || sscanf(text, " %lld:%lld%n", &type, &value, &used) != 2) return -1;
@@ -365,6 +357,68 @@ bool abar__dnn_plan_read(cudnnHandle_t handle, const abar__dnn_graph *graph, con
     if (out->workspace == workspace) return true;
     abar__dnn_plan_release(out);
     return false;
+}
+
+/* ---- lists of plans ------------------------------------------------------------------------------------------------ */
+
+/* Whether one of the n plans has this configuration: the heuristics offer some of the same. */
+static bool is_there(abar__dnn_node config, const abar__dnn_plan *plans, int n)
+{
+    char text[256], other[256];
+    if (n == 0 || !write_config(plans->api, config, text, sizeof text)) return false;
+    for (int i = 0; i < n; i++)
+        if (write_config(plans->api, plans[i].config, other, sizeof other) && strcmp(text, other) == 0) return true;
+    return false;
+}
+
+int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_query *query, int n, int max,
+                    abar__dnn_plan *plans)
+{
+    abar__dnn_node config[MAX_ENGINES];
+    const int found = ask(graph, query->mode, config);
+    for (int i = 0; i < found; i++) {
+        if (n >= max || !acceptable(graph->api, config[i], query) || is_there(config[i], plans, n))
+            drop(graph->api, &config[i]);
+        else if (make_plan(graph->api, handle, config[i], query->workspace, &plans[n]))
+            plans[n++].compiled = query->compiled;
+    }
+    return n;
+}
+
+/* ---- packed plans --------------------------------------------------------------------------------------------------- */
+
+bool abar__dnn_plan_pack(abar_context *ctx, const abar__dnn_plan *plan, abar__text *text)
+{
+    const cudnnBackendAttributeName_t name = CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION;
+    maker m = begin(plan->api);
+    int64_t n = 0;
+    void *bytes;
+    get(plan->plan, name, CUDNN_TYPE_CHAR, 0, &n, NULL, &m);
+    if (!succeeded(&m) || n <= 0 || abar__alloc(ctx, (size_t)n, &bytes) < 0) return false;
+    const size_t size = (size_t)n;
+    get(plan->plan, name, CUDNN_TYPE_CHAR, n, &n, bytes, &m);
+    const bool good = succeeded(&m) && (size_t)n <= size && abar__text_append(ctx, text, bytes, (size_t)n) >= 0;
+    abar__free(ctx, bytes, size);
+    return good;
+}
+
+bool abar__dnn_plan_unpack(const abar__dnn_api *api, cudnnHandle_t handle, const abar__text *text, abar__dnn_plan *out)
+{
+    maker m = begin(api);
+    int64_t workspace = 0, n = 0;
+    abar__dnn_plan p = {api, NULL, NULL, 0, true};
+    p.plan = open_node(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &m);
+    put(p.plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle, &m);
+    put(p.plan, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, (int64_t)text->length, text->data, &m);
+    finish(p.plan, &m);
+    get(p.plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n, &workspace, &m);
+    p.workspace = (size_t)workspace;
+    const bool good = succeeded(&m) && workspace >= 0;
+    if (good)
+        *out = p;
+    else
+        abar__dnn_plan_release(&p);
+    return good;
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */

@@ -1,13 +1,14 @@
-/* Tries cuDNN's plans on pseudo-random numbers, captured into a graph as they will run later. Plans that do not work or
- * cannot be captured are rejected, the others are timed. In float32 their results must also agree with our own loops: some
- * engines are not exact and have no note that says so. */
+/* Tries cuDNN's plans and cuBLASLt's products on pseudo-random numbers, captured into a graph as they will run later. Those
+ * that do not work or cannot be captured are rejected, the others are timed. In float32 their results must also agree with our
+ * own loops: some engines are not exact and have no note that says so. */
 #include "device/cuda/nn/conv/dnn_conv.h"
 #include "device/cuda/nn/trial.h"
 
 #include <string.h>
 
-enum { THREADS = 256, MAX_BLOCKS = 1024, REPEAT = 8, LAUNCHES = 3 };
-#define LONG_ENOUGH 1.0f /* milliseconds after which a measurement is not repeated */
+enum { THREADS = 256, MAX_BLOCKS = 1024, REPEAT = 8, LAUNCHES = 5 };
+#define LONG_ENOUGH 1.0f /* milliseconds of a run from which on one run is measured at a time */
+#define HOPELESS 1.3f    /* times the best: not launched again */
 
 /* The largest error of a float32 result, relative to its largest element. A sequential float32 sum over the 131072 pixels of
  * 128 images of 32 x 32, of numbers as used here, has an error of up to about 1.7e-5; ours, in slices of 256, of 6e-7. With
@@ -142,37 +143,51 @@ void abar__dnn_trial_close(abar_device *dev, abar__dnn_trial *t)
 
 /* ---- trying ------------------------------------------------------------------------------------------------------ */
 
-/* Runs the plan once and measures it; false: it does not work. */
-static bool run_once(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_plan *plan, const abar__dnn_trial *t,
-                     abar__dnn_pack *pack, float *ms)
+/* What is tried, and where. */
+typedef struct attempt {
+    cudnnHandle_t handle; /* of stream */
+    cudaStream_t stream;
+    const abar__dnn_choice *choice;
+    abar__dnn_pack pack;
+} attempt;
+
+static bool run(attempt *a, const abar__dnn_trial *t)
 {
-    bool good = cudaEventRecord(t->begin, stream) == cudaSuccess;
-    good = good && abar__dnn_run(handle, plan, t->address, pack) == CUDNN_STATUS_SUCCESS;
-    good = cudaEventRecord(t->end, stream) == cudaSuccess && good;
-    good = cudaStreamSynchronize(stream) == cudaSuccess && good;
+    if (a->choice->product.desc)
+        return abar__conv_product_run(&a->choice->product, t->address, 0.0f, a->stream) == CUBLAS_STATUS_SUCCESS;
+    return abar__dnn_run(a->handle, &a->choice->plan, t->address, &a->pack) == CUDNN_STATUS_SUCCESS;
+}
+
+/* Runs it once and measures it; false: it does not work. */
+static bool run_once(attempt *a, const abar__dnn_trial *t, float *ms)
+{
+    bool good = cudaEventRecord(t->begin, a->stream) == cudaSuccess;
+    good = good && run(a, t);
+    good = cudaEventRecord(t->end, a->stream) == cudaSuccess && good;
+    good = cudaStreamSynchronize(a->stream) == cudaSuccess && good;
     return good && cudaEventElapsedTime(ms, t->begin, t->end) == cudaSuccess;
 }
 
-/* Runs the plan once, then captures several runs: only one where that took long. NULL: it does not work, or cannot be
- * captured. */
-static cudaGraphExec_t record(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_plan *plan, const abar__dnn_trial *t,
-                              abar__dnn_pack *pack, int *repeat)
+/* Runs it twice, as the first run loads its kernels, then captures several runs: only one where the second took long. NULL: it
+ * does not work, or cannot be captured. */
+static cudaGraphExec_t record(attempt *a, const abar__dnn_trial *t, int *repeat)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t ready = NULL;
     float ms;
-    bool good = run_once(handle, stream, plan, t, pack, &ms);
-    if (!good || cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) != cudaSuccess) return NULL;
+    bool good = run_once(a, t, &ms) && run_once(a, t, &ms);
+    if (!good || cudaStreamBeginCapture(a->stream, cudaStreamCaptureModeRelaxed) != cudaSuccess) return NULL;
     *repeat = ms > LONG_ENOUGH ? 1 : REPEAT;
-    for (int i = 0; i < *repeat && good; i++) good = abar__dnn_run(handle, plan, t->address, pack) == CUDNN_STATUS_SUCCESS;
-    good = cudaStreamEndCapture(stream, &graph) == cudaSuccess && good && graph;
+    for (int i = 0; i < *repeat && good; i++) good = run(a, t);
+    good = cudaStreamEndCapture(a->stream, &graph) == cudaSuccess && good && graph;
     if (good && cudaGraphInstantiate(&ready, graph, 0) != cudaSuccess) ready = NULL;
     if (graph) cudaGraphDestroy(graph);
     return ready;
 }
 
-/* Milliseconds of the captured runs, the best of several launches; negative: they do not run. */
-static float time_runs(cudaGraphExec_t runs, cudaStream_t stream, const abar__dnn_trial *t)
+/* Milliseconds of the captured runs, the best of several launches; negative: they do not run. A launch that takes longer than
+ * limit, if that is not negative, is the last. */
+static float time_runs(cudaGraphExec_t runs, cudaStream_t stream, float limit, const abar__dnn_trial *t)
 {
     float best = -1.0f;
     for (int i = 0; i < LAUNCHES; i++) {
@@ -184,12 +199,12 @@ static float time_runs(cudaGraphExec_t runs, cudaStream_t stream, const abar__dn
         if (error == cudaSuccess) error = cudaEventElapsedTime(&ms, t->begin, t->end);
         if (error != cudaSuccess) return -1.0f;
         if (best < 0.0f || ms < best) best = ms;
-        if (ms > LONG_ENOUGH) break;
+        if (i > 0 && limit >= 0.0f && ms > limit) break; /* the first launch uploads the graph */
     }
     return best;
 }
 
-/* Sets the result to NaN, so that an earlier plan's result does not count for this one. */
+/* Sets the result to NaN, so that an earlier trial's result does not count for this one. */
 static bool spoil_result(cudaStream_t stream, const abar__dnn_trial *t)
 {
     return cudaMemsetAsync(t->result, 0xff, (size_t)t->count * sizeof(float), stream) == cudaSuccess;
@@ -210,17 +225,17 @@ static bool result_is_expected(cudaStream_t stream, const abar__dnn_trial *t)
     return largest[0] <= TOLERANCE * largest[1]; /* false where something is NaN */
 }
 
-float abar__dnn_try(abar_device *dev, cudnnHandle_t handle, const abar__dnn_plan *plan, const abar__dnn_trial *t)
+float abar__dnn_try(abar_device *dev, cudnnHandle_t handle, const abar__dnn_choice *choice, float best,
+                    const abar__dnn_trial *t)
 {
-    const cudaStream_t stream = abar__cuda_of(dev)->side_stream;
-    abar__dnn_pack pack = {};
+    attempt a = {handle, abar__cuda_of(dev)->side_stream, choice, {}};
     int repeat = 1;
-    cudaGraphExec_t runs = record(handle, stream, plan, t, &pack, &repeat);
-    bool good = runs && (!t->expected || spoil_result(stream, t));
-    const float ms = good ? time_runs(runs, stream, t) : -1.0f;
-    good = ms >= 0.0f && (!t->expected || result_is_expected(stream, t));
+    cudaGraphExec_t runs = record(&a, t, &repeat);
+    bool good = runs && (!t->expected || spoil_result(a.stream, t));
+    const float ms = good ? time_runs(runs, a.stream, HOPELESS * best * (float)repeat, t) : -1.0f;
+    good = ms >= 0.0f && (!t->expected || result_is_expected(a.stream, t));
     if (runs) cudaGraphExecDestroy(runs);
-    abar__dnn_pack_release(&pack);
-    (void)cudaGetLastError(); /* clears errors that a plan that does not work left behind */
+    abar__dnn_pack_release(&a.pack);
+    (void)cudaGetLastError(); /* clears errors that a choice that does not work left behind */
     return good ? ms / (float)repeat : -1.0f;
 }

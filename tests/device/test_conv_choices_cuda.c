@@ -1,0 +1,105 @@
+/* Convolutions whose kernels are chosen by measurement: a second start finds the choices of the first, measures and compiles
+ * nothing, and computes the same bits. */
+#include "io/io_test.h"
+
+#include "base/clock.h"
+#include "cuda_testing.h"
+#include "op_instance.h"
+
+#include <sys/stat.h>
+
+/* Long enough that compiled kernels compete (the first two); cuBLASLt's products do; large enough that our tiles compete with
+ * the libraries (the last two, in bf16). */
+static const op_case cases[] = {
+    {"3x3", ABAR_OP_CONV2D, .x = {64, 256, 28, 28}, .width = 256, .kernel = {3, 3}, .pad = {1, 1}},
+    {"3x3 / 2", ABAR_OP_CONV2D, .x = {64, 256, 28, 28}, .width = 256, .kernel = {3, 3}, .pad = {1, 1}, .stride = {2, 2}},
+    {"1x1", ABAR_OP_CONV2D, .x = {64, 256, 28, 28}, .width = 64, .accumulate = true},
+    {"1x1, few channels", ABAR_OP_CONV2D, .x = {128, 64, 44, 44}, .width = 64, .bias = true, .skip_dx = 1},
+    {"3x3, few channels", ABAR_OP_CONV2D, .x = {128, 64, 44, 44}, .width = 64, .kernel = {3, 3}, .pad = {1, 1}},
+};
+
+/* A number for the names, identities and times of the files in the folder; compiled: how many hold kernels. */
+static uint64_t files_number(const char *folder, int *compiled)
+{
+    uint64_t number = 0;
+    DIR *files = opendir(folder);
+    assert_non_null(files);
+    *compiled = 0;
+    for (struct dirent *entry; (entry = readdir(files));) {
+        char path[1024];
+        struct stat of;
+        if (entry->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%.500s/%.255s", folder, entry->d_name);
+        assert_int_equal(stat(path, &of), 0);
+        number += ((uint64_t)of.st_ino * 31 + (uint64_t)of.st_mtim.tv_sec) * 1000000007u + (uint64_t)of.st_mtim.tv_nsec;
+        *compiled += strstr(entry->d_name, ".compiled") != NULL;
+    }
+    closedir(files);
+    return number;
+}
+
+/* Opens the device anew, runs the case on it, and closes it; returns the seconds that creating the operation took. */
+static double start(abar_context *ctx, const op_case *c, abar_precision precision, const op_inputs *in, op_outputs *out)
+{
+    const abar_device_config config = cuda_config(precision, false);
+    const abar__run run = op_case_run(c);
+    abar__op_desc d = op_case_desc(c);
+    abar_device *dev;
+    op_instance t;
+    d.in_layout[0] = d.out_layout = ABAR_LAYOUT_NHWC;
+    if (abar_device_open(ctx, "cuda", &config, &dev) != ABAR_OK) fail_msg("%s", abar_context_error(ctx));
+    const double before = abar__seconds();
+    op_instance_create(dev, &d, &run, &t);
+    const double seconds = abar__seconds() - before;
+    op_instance_load(&t, in);
+    op_instance_forward(&t);
+    op_instance_backward(&t, in);
+    op_instance_read(&t, in, out);
+    op_instance_destroy(&t);
+    abar_device_close(dev);
+    return seconds;
+}
+
+static void check_second_start(abar_context *ctx, const char *folder, const op_case *c, abar_precision precision,
+                               const op_inputs *in)
+{
+    const abar__op_desc d = op_case_desc(c);
+    op_outputs first, second;
+    int compiled;
+    const double measured = start(ctx, c, precision, in, &first);
+    const uint64_t files = files_number(folder, &compiled);
+    const double kept = start(ctx, c, precision, in, &second);
+    print_message("%s %s: %.2f s, then %.2f s; kernels kept so far: %d\n", cuda_precisions[precision], c->name, measured, kept,
+                  compiled);
+    assert_true(files == files_number(folder, &compiled));
+    assert_int_equal(op_compare(c->name, &d, &second, &first, 0.0), 0);
+    op_outputs_free(&first);
+    op_outputs_free(&second);
+}
+
+static void second_start_measures_nothing(void **state)
+{
+    const char *folder = *state;
+    abar_context *ctx;
+    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
+    assert_int_equal(setenv("ABAR_CACHE", folder, 1), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        op_inputs in;
+        op_inputs_create(&cases[i], &in);
+        for (int precision = ABAR_PRECISION_FP32; precision <= ABAR_PRECISION_BF16; precision++)
+            check_second_start(ctx, folder, &cases[i], (abar_precision)precision, &in);
+        op_inputs_free(&in);
+    }
+    unsetenv("ABAR_CACHE");
+    abar_context_destroy(ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(second_start_measures_nothing, test_folder_setup, test_folder_teardown),
+    };
+    const int missing = cuda_missing();
+    if (missing) return missing;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
