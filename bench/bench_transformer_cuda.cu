@@ -1,7 +1,7 @@
 /* Times the operations of transformers on the CUDA device in bf16, at the sizes of DeiT-Small, Swin-Tiny, GPT-2 and gpt-char.
- * One line each: microseconds of forward and backward, medians over replays of a captured graph, and the rate: TFLOP/s for
- * attention and linear (attention: 4 T^2 d per head forward, 10 T^2 d backward, half of that where causal), for the others GB/s
- * of the bytes that must at least be read and written.
+ * One line each, of attention one for every implementation that takes the case: microseconds of forward and backward, medians
+ * over replays of a captured graph, and the rate: TFLOP/s for attention and linear (attention: 4 T^2 d per head forward, 10 T^2
+ * d backward, half of that where causal), for the others GB/s of the bytes that must at least be read and written.
  *
  *   bench_transformer_cuda [PART OF A NAME]... */
 #include "cuda_timing.h"
@@ -189,22 +189,37 @@ static double time_call(abar__op *op, const abar__op_args *a, abar_status (*call
     return time_recorded(op->dev, PER_GRAPH, REPLAYS, [&] { return call(op, a); });
 }
 
-static void bench(abar_device *dev, const bench_case *c)
+static void bench_op(abar__op *op, const bench_case *c)
 {
-    abar__op *op;
     memory m = {};
     abar__run run = {};
-    m.dev = dev;
+    m.dev = op->dev;
     run.training = true, run.valid = c->desc.in[0].dim[0], run.loss_scale = 1.0, run.observing = true;
-    check(dev, abar__op_create(dev, &c->desc, &op));
     const abar__op_args a = args_create(&m, op, &run);
     const double forward = time_call(op, &a, op->impl->forward), backward = time_call(op, &a, op->impl->backward);
     const double unit = c->bytes ? 1e3 : 1e6; /* per microsecond: GB/s, TFLOP/s */
-    printf("%-38s %-18s %9.1f %9.1f   %7.0f %7.0f %s\n", c->name, op->impl->name, forward, backward,
+    printf("%-38s %-20s %9.1f %9.1f   %7.0f %7.0f %s\n", c->name, op->impl->name, forward, backward,
            c->forward_work / forward / unit, c->backward_work / backward / unit, c->bytes ? "GB/s" : "TFLOP/s");
     fflush(stdout);
-    for (int i = 0; i < m.n; i++) abar_device_free(dev, m.block[i], m.bytes[i]);
-    abar__op_destroy(op);
+    for (int i = 0; i < m.n; i++) abar_device_free(m.dev, m.block[i], m.bytes[i]);
+}
+
+/* The implementation that a network gets, then of attention the others. */
+static void bench(abar_device *dev, const bench_case *c)
+{
+    bool taken = false;
+    for (const abar__op_impl *const *impl = abar__cuda_nn; *impl; impl++) {
+        if ((*impl)->kind != c->desc.kind || (taken && c->desc.kind != ABAR_OP_ATTENTION)) continue;
+        abar__op op = {};
+        op.dev = dev, op.impl = *impl, op.desc = c->desc;
+        const abar_status status = op.impl->create(&op);
+        if (status != ABAR_E_UNSUPPORTED) check(dev, status);
+        if (status < 0) continue;
+        bench_op(&op, c);
+        if (op.impl->destroy) op.impl->destroy(&op);
+        abar__free(dev->ctx, op.priv, op.priv_bytes);
+        taken = true;
+    }
 }
 
 /* Whether one of the arguments is a part of the name, or there are none. */
@@ -248,7 +263,7 @@ int main(int argc, char **argv)
     stop_unless(abar_context_create(NULL, &ctx) >= 0, "no context");
     stop_unless(abar_device_open(ctx, "cuda", &config, &dev) >= 0, abar_context_error(ctx));
     printf("%s, microseconds\n", abar_device_describe(dev));
-    printf("%-38s %-18s %9s %9s   %7s %7s\n", "operation", "implementation", "forward", "backward", "forward", "backward");
+    printf("%-38s %-20s %9s %9s   %7s %7s\n", "operation", "implementation", "forward", "backward", "forward", "backward");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (is_wanted(cases[i].name, argc, argv)) bench(dev, &cases[i]);
     abar_device_close(dev);

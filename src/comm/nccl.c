@@ -139,15 +139,16 @@ void abar__nccl_close(abar__nccl *n)
 
 /* ---- exchanges -------------------------------------------------------------------------------------------------------- */
 
-abar_status abar__nccl_exchange(abar__nccl *n, const void *const *send, const size_t *send_bytes, void *const *recv,
-                                const size_t *recv_bytes, void *stream)
+/* each: 1, or 0 where all get what is first in send. */
+static abar_status exchange(abar__nccl *n, const void *const *send, const size_t *send_bytes, int each, void *const *recv,
+                            const size_t *recv_bytes, void *stream)
 {
-    if (n->size == 1) return ABAR_OK;
     ABAR_TRY(check(n, n->call.begin(), "ncclGroupStart"));
     int error = NCCL_SUCCESS;
     for (int r = 0; r < n->size && error == NCCL_SUCCESS; r++) {
+        const int of = each * r;
         if (r == n->rank) continue;
-        if (send_bytes[r]) error = n->call.send(send[r], send_bytes[r], NCCL_INT8, r, n->nccl, stream);
+        if (send_bytes[of]) error = n->call.send(send[of], send_bytes[of], NCCL_INT8, r, n->nccl, stream);
         if (recv_bytes[r] && error == NCCL_SUCCESS)
             error = n->call.receive(recv[r], recv_bytes[r], NCCL_INT8, r, n->nccl, stream);
     }
@@ -155,9 +156,22 @@ abar_status abar__nccl_exchange(abar__nccl *n, const void *const *send, const si
     return check(n, error != NCCL_SUCCESS ? error : ended, "ncclSend and ncclRecv");
 }
 
+abar_status abar__nccl_exchange(abar__nccl *n, const void *const *send, const size_t *send_bytes, void *const *recv,
+                                const size_t *recv_bytes, void *stream)
+{
+    return n->size == 1 ? ABAR_OK : exchange(n, send, send_bytes, 1, recv, recv_bytes, stream);
+}
+
 abar_status abar__nccl_gather(abar__nccl *n, const void *own, size_t bytes, void *all, void *stream)
 {
     return check(n, n->call.gather(own, all, bytes, NCCL_INT8, n->nccl, stream), "ncclAllGather");
+}
+
+abar_status abar__nccl_gather_parts(abar__nccl *n, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes,
+                                    void *stream)
+{
+    if (n->size == 1) return abar__nccl_gather(n, own, bytes, recv[0], stream);
+    return exchange(n, &own, &bytes, 0, recv, recv_bytes, stream);
 }
 
 abar_status abar__nccl_sum(abar__nccl *n, void *data, int64_t count, bool wide, void *stream)

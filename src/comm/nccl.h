@@ -18,6 +18,9 @@ void abar__nccl_close(abar__nccl *n); /* after a failure, too; NULL: nothing */
 abar_status abar__nccl_exchange(abar__nccl *n, const void *const *send, const size_t *send_bytes, void *const *recv,
                                 const size_t *recv_bytes, void *stream);
 abar_status abar__nccl_gather(abar__nccl *n, const void *own, size_t bytes, void *all, void *stream);
+/* Of one rank: what several do, in the queue. */
+abar_status abar__nccl_gather_parts(abar__nccl *n, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes,
+                                    void *stream);
 abar_status abar__nccl_sum(abar__nccl *n, void *data, int64_t count, bool wide, void *stream);
 /* Whether enqueued calls have failed meanwhile. */
 abar_status abar__nccl_check(abar__nccl *n);

@@ -200,7 +200,7 @@ static void name_of(const char *title, char *out)
     out[n] = '\0';
 }
 
-static abar_status make(abar_context *ctx, const char *title, abar__autotune_cache **out)
+abar_status abar__autotune_cache_create(abar_context *ctx, const char *title, abar__autotune_cache **out)
 {
     void *memory;
     ABAR_TRY(abar__alloc(ctx, sizeof(abar__autotune_cache), &memory));
@@ -217,7 +217,7 @@ abar_status abar__autotune_cache_open(abar_context *ctx, const char *title, abar
     *out = NULL;
     if (!is_one_line(title) || !abar__cache_folder(folder, sizeof folder)) return ABAR_OK;
     name_of(title, name);
-    ABAR_TRY(make(ctx, title, &c));
+    ABAR_TRY(abar__autotune_cache_create(ctx, title, &c));
     const int length = snprintf(c->path, sizeof c->path, "%s/%s.txt", folder, name);
     const bool fits = length > 0 && (size_t)length < sizeof c->path;
     if (fits) abar__cache_sweep(c->path);
@@ -235,7 +235,7 @@ abar_status abar__autotune_cache_parse(abar_context *ctx, const char *title, con
     abar__text copy = {0};
     *out = NULL;
     if (!is_one_line(title)) return ABAR_OK;
-    ABAR_TRY(make(ctx, title, out));
+    ABAR_TRY(abar__autotune_cache_create(ctx, title, out));
     abar_status status = abar__text_append(ctx, &copy, text, n);
     if (status >= 0) status = is_whole(*out, copy.data, n) ? take_lines(*out, copy.data, n) : ABAR_E_FORMAT;
     abar__text_free(ctx, &copy);

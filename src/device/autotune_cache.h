@@ -16,6 +16,8 @@ typedef struct abar__autotune_cache abar__autotune_cache;
 
 /* title: a line of text, from whose letters and digits the file's name is made. *out is NULL where there is no cache. */
 abar_status abar__autotune_cache_open(abar_context *ctx, const char *title, abar__autotune_cache **out);
+/* One without a file: choices last as long as it does. */
+abar_status abar__autotune_cache_create(abar_context *ctx, const char *title, abar__autotune_cache **out);
 /* The same from the text of a file, with no file behind it: for tests and fuzzing. ABAR_E_FORMAT: it is not whole. */
 abar_status abar__autotune_cache_parse(abar_context *ctx, const char *title, const char *text, size_t n,
                                        abar__autotune_cache **out);

@@ -55,6 +55,8 @@ struct abar__update_scalars {
 #define ABAR_DEVICE_IDENTITY 32
 
 /* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
+#define ABAR_LATE_MARKS 16
+
 typedef struct abar__stream_ops {
     abar_status (*wait)(abar_device *dev); /* for all that was given; its failures are told here */
     abar_status (*set_stream)(abar_device *dev, void *stream);
@@ -70,6 +72,10 @@ typedef struct abar__stream_ops {
     abar_status (*side_begin)(abar_device *dev);
     abar_status (*side_end)(abar_device *dev);
     abar_status (*side_join)(abar_device *dev);
+    /* What backward has left to run beside the queue so far (args->late) gets a number below ABAR_LATE_MARKS; the queue waits
+     * for what has got it last. */
+    abar_status (*late_mark)(abar_device *dev, int number);
+    abar_status (*late_join)(abar_device *dev, int number);
     /* Marks in the queue: created, set, waited for, and the milliseconds between two that have passed. */
     abar_status (*event_create)(abar_device *dev, void **mark);
     void (*event_destroy)(abar_device *dev, void *mark);

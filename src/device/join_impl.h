@@ -40,7 +40,17 @@ typedef struct abar__join_ops {
      * apart. */
     abar_status (*average)(abar_device *dev, int64_t length, double momentum, void *running, const void *batches, int64_t n,
                            size_t stride);
+    /* n counters that every rank had as they were before, and has counted on: counters = before + what all have added to it.
+     * all: (ranks, n). */
+    abar_status (*count)(abar_device *dev, int64_t *counters, const int64_t *before, const int64_t *all, int n, int ranks);
 } abar__join_ops;
+
+ABAR_BOTH int64_t abar__join_counted(int64_t before, const int64_t *all, int i, int n, int ranks)
+{
+    int64_t sum = before;
+    for (int r = 0; r < ranks; r++) sum += all[r * n + i] - before;
+    return sum;
+}
 
 /* How many sums are complete after term i of n: abar__tree_merges of a rank that has all of them. Term i + 1 of n completes as
  * many nodes as the binary number i has ones at its end; the last term completes the root. */

@@ -119,6 +119,15 @@ static inline uint64_t abar__run_label_index(const abar__run *run, int64_t row)
     return (uint64_t)row + ((uint64_t)run->draw << 32);
 }
 
+/* The batch norm whose output is the input of a CONV2D, for the sums that the CONV2D's backward takes for it. */
+typedef struct abar__norm_before {
+    const void *x, *y; /* its input; its output where it has a residual and a ReLU, whose mask is taken from there, else NULL */
+    const void *other; /* the other summand of its output's gradient, or NULL */
+    const void *scale, *shift, *saved;
+    void *sums;          /* written: (channels, op->sum_parts) pairs of float32, of g and g (x - mean) */
+    bool relu, residual; /* residual: g is rounded first, as the batch norm passes it on */
+} abar__norm_before;
+
 /* The memory of one run. Pointers that an operation did not ask for may be NULL. */
 typedef struct abar__op_args {
     const abar__run *run;
@@ -138,6 +147,8 @@ typedef struct abar__op_args {
     void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
     void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
     bool accumulate;
+    bool late; /* backward may return while it still reads x and dy and writes dparam and scratch beside the queue, where
+                * op->can_be_late: whoever sets this joins it (abar__stream_ops) before that memory is used again */
     bool table_written; /* EMBEDDING: the tied layer has already written dparam[0] in this pass: always add to it */
     void *pattern;      /* op->pattern_bytes, kept from a forward pass that records to those that repeat */
     const void
@@ -149,12 +160,24 @@ typedef struct abar__op_args {
      * token */
     void *columns;
     void *moments; /* CONCAT: a training forward writes the moments of those channels of y that it copies here, op->moment_bytes
-                    * per channel; BATCH_NORM: reads the moments of x here. NULL: not wanted, or BATCH_NORM computes its own */
+                    * per channel; CONV2D: those of y, in op->moment_parts; BATCH_NORM: reads the moments of x here. NULL: not
+                    * wanted, or BATCH_NORM computes its own */
+    int moment_parts;              /* BATCH_NORM: moments come from a CONV2D in so many parts; 0: from a CONCAT */
+    const abar__norm_before *norm; /* CONV2D: backward takes sums for it; NULL: not wanted */
+    const void
+        *sums; /* BATCH_NORM: those that backward needs, taken by a CONV2D in so many parts; NULL: it takes them itself */
+    int sum_parts;
     void *saved;   /* op->saved_bytes, kept from forward to backward */
     void *scratch; /* op->scratch_bytes, for one call */
 } abar__op_args;
 
 typedef struct abar__op abar__op;
+
+/* Bytes of the moments that a CONV2D writes. */
+static inline size_t abar__moment_bytes(int64_t channels, int parts)
+{
+    return (size_t)parts * (size_t)(2 * channels + 1) * sizeof(float);
+}
 
 /* One implementation of one kind of operation. */
 typedef struct abar__op_impl {
@@ -178,14 +201,19 @@ struct abar__op {
     unsigned backward_needs;
     size_t saved_bytes, scratch_bytes, pattern_bytes;
     bool takes_dy2; /* backward can add dy2 to dy itself */
-    bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
-    bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */
-    bool dx_alike;  /* backward computes one gradient for all inputs: every dx may be the same memory */
+    bool can_be_late;
+    bool y_is_x;   /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
+    bool dx_is_dy; /* backward only copies: every dx may be the memory of dy (add) */
+    bool dx_alike; /* backward computes one gradient for all inputs: every dx may be the same memory */
     /* Not 0: x[0] and dx[0] may be channels of a wider value; their first channel and their pitch are multiples of this. For
      * a CONCAT this holds for every input and y; an input that is stored within y, with its dx in dy (and no dy2), is not
      * copied. */
     int view_align;
     size_t moment_bytes; /* of a channel: CONCAT: of the moments it writes; BATCH_NORM: of those it can read; 0: none */
+    int moment_parts;    /* CONV2D: the moments of y that it can write are (channels, parts) of mean and sum of squared
+                          * distances, then the parts' counts, all float32: abar__moment_bytes; 0: it writes none */
+    int sum_parts;       /* CONV2D: parts of the sums that backward can take for a batch norm before it; 0: it cannot */
+    bool takes_sums;     /* BATCH_NORM: backward can be given them */
     void *priv;          /* the implementation's own */
     size_t priv_bytes;
 };

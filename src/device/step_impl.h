@@ -256,6 +256,7 @@ typedef struct abar__update_pass {
 /* Several ranks that make the same step, and may divide what each of them would do otherwise. */
 typedef struct abar__owners {
     int rank, ranks;
+    bool queued; /* gather is enqueued on the device and reads its memory; one rank has what several have */
     void *comm;
     /* All ranks: own goes to all others, and recv[r] gets recv_bytes[r] from each other rank r. */
     abar_status (*gather)(void *comm, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes);
@@ -263,6 +264,11 @@ typedef struct abar__owners {
     abar_status (*exchange)(void *comm, const void *const *send, const size_t *send_bytes, void *const *recv,
                             const size_t *recv_bytes);
 } abar__owners;
+
+static inline bool abar__owners_divide(const abar__owners *o) { return o->ranks > 1 || o->queued; }
+
+/* Memory of the device that rank `owner` has made, and all others need. */
+typedef abar_status (*abar__piece_visitor)(void *user, int owner, void *memory, size_t bytes);
 
 /* A gradient that is part of a ring's rows. */
 typedef struct abar__ring_piece {
@@ -304,16 +310,18 @@ typedef struct abar__step_desc {
 
 /* ---- running ----------------------------------------------------------------------------------------------------------- */
 
+#define ABAR_BLOCK_EVENTS 3
+
 /* What of a step's state is no map's. */
 typedef struct abar__step_state {
-    int64_t k, t;          /* steps so far; updates performed */
-    double kl_scale;       /* of the last step; 1 without a KL clip */
-    int64_t dropped;       /* blocks whose step (orthogonal factor) was not finite, so far, */
-    int64_t small;         /* whose average was too small to be normalised, */
-    int64_t kept;          /* or whose average or root stayed as it was because the new one was not finite */
-    double rate_max;       /* sfadamw: the largest rate so far, */
-    double weight_sum;     /* and the sum of the weights of z in x */
-    int64_t diagonals;     /* taken from extra gradients so far, */
+    int64_t k, t;      /* steps so far; updates performed */
+    double kl_scale;   /* of the last step; 1 without a KL clip */
+    int64_t dropped;   /* (three in a row, ABAR_BLOCK_EVENTS) blocks whose step (orthogonal factor) was not finite, so far, */
+    int64_t small;     /* whose average was too small to be normalised, */
+    int64_t kept;      /* or whose average or root stayed as it was because the new one was not finite */
+    double rate_max;   /* sfadamw: the largest rate so far, */
+    double weight_sum; /* and the sum of the weights of z in x */
+    int64_t diagonals; /* taken from extra gradients so far, */
     int64_t extra_dropped; /* and extra gradients that were not finite */
 } abar__step_state;
 
@@ -359,8 +367,9 @@ typedef struct abar__step_ops {
     abar_status (*check)(abar_device *dev, abar__compiled_step *s, double grad_scale, double clip);
     /* to_mean: (n_maps, 3) host numbers that turn the pending sums of average[0], average[1] and the number into means, all of
      * them 0 for a map that was not observed; NULL: no statistics were taken. Of the natural gradient: what turns the rows in
-     * memory into R, examples of the batch, 0. Copied at once. */
-    abar_status (*commit)(abar_device *dev, abar__compiled_step *s, const double *to_mean); /* and derive what is due */
+     * memory into R, examples of the batch, 0. Copied at once. Then what is due is derived; divided: of what ranks divide only
+     * this rank's part, and visit_derived and settle follow. */
+    abar_status (*commit)(abar_device *dev, abar__compiled_step *s, const double *to_mean, bool divided);
     abar_status (*precondition)(abar_device *dev, abar__compiled_step *s, bool measure);
     abar_status (*pass)(abar_device *dev, abar__compiled_step *s, int index);
     /* After the second pass over the batch of a step that was not skipped, where plans learn from it; NULL: the device has no
@@ -383,8 +392,13 @@ typedef struct abar__step_ops {
     abar_status (*pull)(abar_device *dev, abar__compiled_step *s, abar__step_state *state, abar__map_state *maps);
     abar_status (*push)(abar_device *dev, abar__compiled_step *s, const abar__step_state *state, const abar__map_state *maps);
     void (*times)(const abar__compiled_step *s, double *refresh, double *apply); /* seconds so far; NaN: not measured */
-    /* Between steps: ranks divide the refreshes of dense maps from now on; ranks 1: no longer. NULL: every rank makes all. */
+    /* Between steps: ranks divide the refreshes of dense maps from now on, where abar__owners_divide; else no longer. */
     abar_status (*share)(abar_device *dev, abar__compiled_step *s, const abar__owners *owners);
+    /* What ranks have derived in this step, of a rank in the same order everywhere; all: what they may derive in any step. */
+    abar_status (*visit_derived)(abar_device *dev, abar__compiled_step *s, bool all, abar__piece_visitor visit, void *user);
+    abar_status (*settle)(abar_device *dev, abar__compiled_step *s); /* all ranks have all of it; NULL: that is all */
+    /* In the device's memory: dropped, small and kept of abar__step_state. */
+    int64_t *(*block_events)(const abar__compiled_step *s);
 } abar__step_ops;
 
 #endif

@@ -137,13 +137,35 @@ static int64_t pitch_of(const abar_net *net, int value)
     return within >= 0 ? net->values[within].shape.dim[1] : 0;
 }
 
-/* The moments of the channels of a concatenation's output or of a batch norm's input, in the buffer of their chain. */
+/* The moments of the channels of a concatenation's or convolution's output or of a batch norm's input; in the buffer of
+ * their chain where there is one. */
 static void *moments_address(const abar_net *net, const abar__step *step)
 {
-    if (step->op->moment_bytes == 0) return NULL;
-    const abar__value *v = &net->values[step->op->desc.kind == ABAR_OP_CONCAT ? step->out : step->in[0]];
+    if (step->op->moment_bytes == 0 && step->op->moment_parts == 0) return NULL;
+    const abar__value *v = &net->values[step->op->desc.kind == ABAR_OP_BATCH_NORM ? step->in[0] : step->out];
     char *moments = address(net, v->within >= 0 ? net->values[v->within].moments : v->moments);
     return moments ? moments + (size_t)v->channel * step->op->moment_bytes : NULL;
+}
+
+/* The batch norm before a convolution that takes sums for it. */
+static void settle_norm(abar_net *net, abar__step *step)
+{
+    const abar__value *v = &net->values[step->in[0]];
+    const abar__step *norm = &net->steps[v->producer];
+    const abar__op_desc *d = &norm->op->desc;
+    const abar__node *node = &net->nodes[norm->node];
+    const bool relu = d->activation == ABAR_ACT_RELU;
+    const int other = v->grad[0] == step->dx[0] ? v->grad[1] : v->grad[0];
+    step->norm = (abar__norm_before){.x = address(net, net->values[norm->in[0]].buffer),
+                                     .y = relu && d->residual ? address(net, v->buffer) : NULL,
+                                     .other = address(net, other),
+                                     .scale = net->params[node->param[0]].public.value.data,
+                                     .shift = net->params[node->param[1]].public.value.data,
+                                     .saved = address(net, norm->saved),
+                                     .sums = address(net, step->sums),
+                                     .relu = relu,
+                                     .residual = d->residual};
+    step->args.norm = &step->norm;
 }
 
 static void settle_pointers(abar_net *net, abar__step *step)
@@ -157,7 +179,10 @@ static void settle_pointers(abar_net *net, abar__step *step)
     a->pattern = step->op->pattern_bytes ? (char *)net->patterns + step->pattern : NULL;
     a->columns = address(net, step->columns);
     a->moments = moments_address(net, step);
+    if (step->op->desc.kind == ABAR_OP_BATCH_NORM) a->moment_parts = net->values[step->in[0]].moment_parts;
     a->table_written = net->tied >= 0;
+    if (step->sums >= 0 && step->op->desc.kind == ABAR_OP_BATCH_NORM) a->sums = address(net, step->sums);
+    if (step->sums >= 0 && step->op->desc.kind == ABAR_OP_CONV2D) settle_norm(net, step);
     for (int i = 0; i < step->op->desc.n_in; i++) {
         a->x[i] = part_address(net, net->values[step->in[i]].buffer, step->in[i]);
         a->dx[i] = part_address(net, step->dx[i], step->in[i]);

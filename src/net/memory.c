@@ -23,6 +23,14 @@ size_t abar__value_bytes(const abar_net *net, int value)
 
 static int backward_time(const abar_net *net, int step) { return 2 * net->n_steps - 1 - step; }
 
+/* When the backward pass of a step has done with its memory. */
+static int backward_end(const abar_net *net, int step)
+{
+    const int time = backward_time(net, step), last = backward_time(net, 0);
+    if (!net->steps[step].op->can_be_late) return time;
+    return time + ABAR_NET_LATE < last ? time + ABAR_NET_LATE : last;
+}
+
 bool abar__goes_back(const abar_net *net, const abar__step *step)
 {
     if (!net->config.training) return false;
@@ -50,10 +58,37 @@ static int chain_of(const abar_net *net, const abar__step *step)
     return step->op->moment_bytes > 0 && net->values[host].hosts && net->config.training ? host : -1;
 }
 
+/* Whether a batch norm reads v and can be given its moments. */
+static bool wants_moments(const abar_net *net, int v)
+{
+    for (int s = net->values[v].producer + 1; s < net->n_steps; s++) {
+        const abar__op *op = net->steps[s].op;
+        if (op->desc.kind == ABAR_OP_BATCH_NORM && net->steps[s].in[0] == v && op->moment_bytes > 0) return true;
+    }
+    return false;
+}
+
+/* A convolution computes the moments of its output where that is a batch norm's input. */
+static abar_status convolution_moments(abar_net *net, int s)
+{
+    const abar__step *step = &net->steps[s];
+    const bool makes = step->op->desc.kind == ABAR_OP_CONV2D;
+    abar__value *v = &net->values[makes ? step->out : step->in[0]];
+    if (!net->config.training) return ABAR_OK;
+    if (makes && step->op->moment_parts > 0 && wants_moments(net, step->out)) {
+        v->moments = add_buffer(net, abar__moment_bytes(v->shape.dim[1], step->op->moment_parts), s, s);
+        v->moment_parts = step->op->moment_parts;
+        return v->moments < 0 ? (abar_status)v->moments : ABAR_OK;
+    }
+    if (step->op->desc.kind == ABAR_OP_BATCH_NORM && v->moment_parts > 0) live_until(net, v->moments, s);
+    return ABAR_OK;
+}
+
 static abar_status moments_buffer(abar_net *net, int s)
 {
     const abar__step *step = &net->steps[s];
     const int host = chain_of(net, step);
+    ABAR_TRY(convolution_moments(net, s));
     if (host < 0) return ABAR_OK;
     abar__value *v = &net->values[host];
     const size_t bytes = (size_t)v->shape.dim[1] * step->op->moment_bytes;
@@ -71,7 +106,7 @@ static abar_status forward_buffers(abar_net *net, int s)
     bool back = abar__goes_back(net, step);
     for (int i = 0; i < op->desc.n_in; i++) {
         int x = net->values[step->in[i]].buffer;
-        live_until(net, x, back && op->backward_needs & ABAR_NEEDS_X ? backward_time(net, s) : s);
+        live_until(net, x, back && op->backward_needs & ABAR_NEEDS_X ? backward_end(net, s) : s);
     }
     if (step->out >= 0) {
         abar__value *y = &net->values[step->out];
@@ -178,6 +213,32 @@ static void part_gradient(abar_net *net, abar__step *step, int i, int time)
     live_until(net, step->dx[i], time);
 }
 
+/* Whether step s is the first to read v, and thus the last to add to its gradient, in memory of its own. */
+static bool completes_gradient(const abar_net *net, int s, int v)
+{
+    const abar__value *x = &net->values[v];
+    if (x->within >= 0 || x->hosts || net->steps[s].sum[0][2] >= 0) return false;
+    for (int r = x->producer + 1; r < s; r++)
+        for (int i = 0; i < net->steps[r].op->desc.n_in; i++)
+            if (net->steps[r].in[i] == v) return false;
+    return true;
+}
+
+/* A convolution whose dx completes the gradient of a batch norm's output also takes the sums that this one's backward begins
+ * with. */
+static abar_status norm_sums(abar_net *net, int s)
+{
+    abar__step *step = &net->steps[s];
+    const int v = step->in[0], producer = net->values[v].producer;
+    if (step->op->sum_parts == 0 || step->dx[0] < 0 || producer < 0 || !net->steps[producer].op->takes_sums) return ABAR_OK;
+    abar__step *norm = &net->steps[producer];
+    if (!abar__goes_back(net, norm) || net->values[norm->in[0]].within >= 0 || !completes_gradient(net, s, v)) return ABAR_OK;
+    const size_t bytes = (size_t)net->values[v].shape.dim[1] * (size_t)step->op->sum_parts * 2 * sizeof(float);
+    step->sums = norm->sums = add_buffer(net, bytes, backward_time(net, s), backward_time(net, producer));
+    norm->args.sum_parts = step->op->sum_parts;
+    return step->sums < 0 ? (abar_status)step->sums : ABAR_OK;
+}
+
 static abar_status backward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -186,10 +247,10 @@ static abar_status backward_buffers(abar_net *net, int s)
     int time = backward_time(net, s);
     if (step->out >= 0)
         for (int k = 0; k < 2; k++)
-            if (net->values[step->out].grad[k] >= 0) live_until(net, net->values[step->out].grad[k], time);
+            if (net->values[step->out].grad[k] >= 0) live_until(net, net->values[step->out].grad[k], backward_end(net, s));
     if (step->stream >= 0 && net->values[step->stream].grad[0] >= 0) live_until(net, net->values[step->stream].grad[0], time);
     if (op->scratch_bytes) {
-        step->backward_scratch = add_buffer(net, op->scratch_bytes, time, time);
+        step->backward_scratch = add_buffer(net, op->scratch_bytes, time, backward_end(net, s));
         if (step->backward_scratch < 0) return (abar_status)step->backward_scratch;
     }
     ABAR_TRY(columns_buffer(net, s));
@@ -209,7 +270,7 @@ static abar_status backward_buffers(abar_net *net, int s)
         if (step->dx[i] < 0) return (abar_status)step->dx[i];
         ABAR_TRY(add_gradient(net, step, i, step->dx[i], time));
     }
-    return ABAR_OK;
+    return norm_sums(net, s);
 }
 
 abar_status abar__net_plan_memory(abar_net *net)

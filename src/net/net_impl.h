@@ -18,13 +18,14 @@ typedef struct abar__value {
     bool wants_grad;   /* something before it has parameters */
     bool integer;      /* tokens: I32 on every device; only the input can be */
     abar_layout layout;
-    int buffer;      /* index in the plan */
-    int grad[2];     /* buffers whose sum is the gradient; -1: none */
-    abar__op *join;  /* adds the gradients of several readers; NULL: not needed */
-    int within;      /* the value whose memory contains this one and its gradient (views.c); -1: it has its own */
-    int64_t channel; /* the channel where it begins there */
-    bool hosts;      /* other values are within it, some of them written earlier */
-    int moments;     /* buffer of its channels' moments, for batch norms that read it or a value within it; -1: none */
+    int buffer;       /* index in the plan */
+    int grad[2];      /* buffers whose sum is the gradient; -1: none */
+    abar__op *join;   /* adds the gradients of several readers; NULL: not needed */
+    int within;       /* the value whose memory contains this one and its gradient (views.c); -1: it has its own */
+    int64_t channel;  /* the channel where it begins there */
+    bool hosts;       /* other values are within it, some of them written earlier */
+    int moments;      /* buffer of its channels' moments, for batch norms that read it or a value within it; -1: none */
+    int moment_parts; /* of moments that the convolution computes whose output it is */
 } abar__value;
 
 typedef struct abar__param_info {
@@ -62,8 +63,11 @@ typedef struct abar__step {
     int columns;                                  /* buffer of an attention's column means, -1: not wanted */
     size_t pattern;                               /* where its pattern is in the block of them */
     bool passes_dy;                               /* its dx is its dy: backward has nothing to do */
-    int layer;                                    /* index of its abar_layer, -1: none */
-    abar__op_args args;                           /* pointers, set once */
+    int sums;               /* buffer: of the sums that a convolution takes for the batch norm before it, or
+                             * of those that a batch norm is given; -1: none */
+    abar__norm_before norm; /* where a convolution takes them */
+    int layer;              /* index of its abar_layer, -1: none */
+    abar__op_args args;     /* pointers, set once */
     double forward_seconds, backward_seconds, observe_seconds;
     abar_node_info info; /* what abar_net_node returned last */
 } abar__step;
@@ -125,6 +129,10 @@ struct abar_net {
 
 /* Grows the array by one element and returns its index, or a negative status. */
 int abar__net_grow(abar_net *net, void **array, int *count, int *capacity, size_t element);
+
+/* A step whose backward may be late (abar__op.can_be_late) is joined at most so many steps later: until then its memory is
+ * kept. */
+#define ABAR_NET_LATE 8
 
 /* Keeps the first mistake for abar_net_compile. Returns an invalid value, which every builder passes on. */
 abar_value abar__net_mistake(abar_net *net, const char *format, ...) ABAR_PRINTF(2, 3);

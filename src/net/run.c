@@ -113,6 +113,7 @@ static abar_status backward_step(abar_net *net, int s, bool accumulate, const ab
     const bool beside = observes && stream && !changes_dy(step) && !net->profile;
     step->args.scratch = step->backward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->backward_scratch].offset;
     step->args.accumulate = accumulate;
+    step->args.late = step->op->can_be_late && (beside || !observes) && !net->profile;
     if (beside) {
         ABAR_TRY(stream->side_begin(net->dev));
         abar_status status = observer->observe(observer->user, step->layer, &net->layers[step->layer]);
@@ -120,12 +121,34 @@ static abar_status backward_step(abar_net *net, int s, bool accumulate, const ab
         ABAR_TRY(status);
     }
     if (!step->op->y_is_x && !step->passes_dy) ABAR_TRY(abar__op_backward(step->op, &step->args));
+    if (step->args.late) ABAR_TRY(stream->late_mark(net->dev, s % ABAR_LATE_MARKS));
     if (beside) ABAR_TRY(stream->side_join(net->dev));
     for (int i = 0; i < step->op->desc.n_in; i++)
         if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
     ABAR_TRY(abar__profile_backward(net, s, false));
     if (!observes || beside) return ABAR_OK;
     return observer->observe(observer->user, step->layer, &net->layers[step->layer]);
+}
+
+/* Waits for what the steps first to last have left to run: what the first one has left, which ran after the others, ends
+ * last. */
+static abar_status join_late(abar_net *net, int first, int last)
+{
+    int latest = -1;
+    for (int s = last < net->n_steps ? last : net->n_steps - 1; s >= first; s--) {
+        if (net->steps[s].args.late) latest = s;
+        net->steps[s].args.late = false;
+    }
+    return latest < 0 ? ABAR_OK : net->dev->ops->stream->late_join(net->dev, latest % ABAR_LATE_MARKS);
+}
+
+/* Before step s: where memory of a late step will be used again, waits for it, and for those that are half as old, too: every
+ * wait costs the queue some time. */
+static abar_status join_oldest(abar_net *net, int s)
+{
+    const int oldest = s + ABAR_NET_LATE + 1;
+    if (oldest >= net->n_steps || !net->steps[oldest].args.late) return ABAR_OK;
+    return join_late(net, s + ABAR_NET_LATE / 2 + 1, oldest);
 }
 
 abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *caller)
@@ -140,11 +163,12 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
     net->run.observing = observer != NULL;
     ABAR_TRY(abar__profile_backward(net, -1, false));
     for (int s = net->n_steps - 1; s >= 0; s--) {
+        ABAR_TRY(join_oldest(net, s));
         ABAR_TRY(abar__goes_back(net, &net->steps[s]) ? backward_step(net, s, accumulate, observer)
                                                       : abar__profile_backward(net, s, false));
         ABAR_TRY(abar__profile_backward(net, s, true));
     }
-    return ABAR_OK;
+    return join_late(net, 0, ABAR_NET_LATE);
 }
 
 /* running = (1 - momentum) running + momentum batch, for ref and cpu. */

@@ -8,7 +8,7 @@ static int add_step(abar_net *net)
     int id = abar__net_grow(net, (void **)&net->steps, &net->n_steps, &net->cap_steps, sizeof *net->steps);
     if (id < 0) return id;
     abar__step *s = &net->steps[id];
-    s->node = s->out = s->stream = s->layer = s->saved = s->forward_scratch = s->backward_scratch = s->columns = -1;
+    s->node = s->out = s->stream = s->layer = s->saved = s->forward_scratch = s->backward_scratch = s->columns = s->sums = -1;
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) {
         s->in[i] = s->dx[i] = -1;
         for (int k = 0; k < 3; k++) s->sum[i][k] = -1;

@@ -325,7 +325,7 @@ abar_status abar__optim_begin(abar_device *dev, const abar_optim_config *c, abar
 
 static abar_status make(abar_optim *o, const abar_optim_config *config, const abar__owners *ranks)
 {
-    if (ranks && ranks->ranks > 1) ABAR_TRY(abar__zero_make(o, ranks));
+    if (ranks && abar__owners_divide(ranks)) ABAR_TRY(abar__zero_make(o, ranks));
     ABAR_TRY(make_state(o, config->shadows));
     ABAR_TRY(abar__optim_make_extra(o, config));
     ABAR_TRY(make_curvature(o, config));
@@ -574,6 +574,7 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
             abar_tensor t = o->params[i].value;      /* in its order */
             if (!like_param) t = abar_tensor_wrap(o->dev, NULL, t.dtype, 1, &count);
             t.data = o->zero ? abar__zero_whole(o, i, k) : o->states[i][k];
+            if (o->zero && t.data) t.dev = NULL; /* in host memory */
             snprintf(label, o->label_bytes, "%s.%s", abar__optim_state_name(o, i, k), o->params[i].name);
             abar_status status = visit(user, label, &t);
             if (status != ABAR_OK) return status;
@@ -656,7 +657,7 @@ size_t abar__optim_rule_bytes(const abar_optim *o)
 size_t abar_optim_bytes(const abar_optim *o)
 {
     return book_bytes(o) + o->text_bytes + allocated_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
-           abar__optim_step_bytes(o) + abar__optim_extra_bytes(o) + abar__zero_bytes(o);
+           abar__optim_step_bytes(o) + abar__optim_extra_bytes(o) + abar__zero_bytes(o) + abar__pieces_bytes(&o->derived);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)

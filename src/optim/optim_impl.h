@@ -6,6 +6,7 @@
 
 #include "abar/optim.h"
 #include "curvature/curvature_impl.h"
+#include "optim/pieces.h"
 #include "plan/block_plan.h"
 
 #include <stdalign.h>
@@ -169,6 +170,7 @@ struct abar_optim {
     abar__zero *zero; /* state and updates are divided among ranks; NULL: they are not */
     abar__compiled_step *step;
     abar__owners ranks;          /* ranks that divide refreshes; ranks 0: there is one */
+    abar__pieces derived;        /* what they send each other of these */
     abar__step_state step_state; /* as it was when it was last asked */
     double *to_mean;             /* (n_maps, 3) */
     abar__map_state *map_states;
@@ -223,15 +225,21 @@ abar_status abar__zero_make(abar_optim *o, const abar__owners *ranks); /* chains
 void abar__zero_free(abar_optim *o);
 size_t abar__zero_bytes(const abar_optim *o);
 bool abar__zero_owns(const abar_optim *o, int i);
+abar_status abar__zero_connect(abar_optim *o, const abar__owners *ranks); /* before the first step: how they exchange */
 abar_status abar__zero_begin_step(abar_optim *o);
-abar_status abar__zero_end_step(abar_optim *o);       /* all ranks then have all weights, unless the step was skipped */
-abar_status abar__zero_gather_weights(abar_optim *o); /* likewise, at any time */
-/* Rank 0 gets memory for the state of all parameters, which abar_optim_visit then shows; on the others, and while it is closed,
- * tensors of state have no address there. */
+/* After a step: all ranks then have all weights, and have counted all events in blocks. Where meets is true, meet comes between
+ * them, as abar__pieces_meet does. */
+abar_status abar__zero_send(abar_optim *o);
+bool abar__zero_meets(const abar_optim *o);
+abar_status abar__zero_meet(abar_optim *o);
+abar_status abar__zero_take(abar_optim *o);
+abar_status abar__zero_gather_weights(abar_optim *o); /* all that, of the weights alone, between steps */
+/* Rank 0 gets host memory for the state of all parameters, which abar_optim_visit then shows; on the others, and while it is
+ * closed, tensors of state have no address there. */
 abar_status abar__zero_open(abar_optim *o);
 void abar__zero_close(abar_optim *o);
 void *abar__zero_whole(const abar_optim *o, int i, int k); /* NULL: not open */
-/* All ranks, open on rank 0: it collects the state of all, or gives each its own. */
+/* All ranks, when they are open: rank 0 collects the state of all, or gives each its own. The others are closed then. */
 abar_status abar__zero_move(abar_optim *o, bool collects);
 
 /* Bytes that state k of parameter i takes in its block of memory. */
@@ -257,6 +265,14 @@ size_t abar__optim_rule_bytes(const abar_optim *o); /* of the rule's state, with
 abar_status abar__optim_make_step(abar_optim *o);
 /* Ranks divide what they can of the following steps; one rank: it makes all. */
 abar_status abar__optim_divide(abar_optim *o, const abar__owners *owners);
+/* Whether the next step divides its refreshes. */
+bool abar__optim_divides(const abar_optim *o);
+/* abar_optim_queue in two parts. Between them, where meets is true, and after the second, where abar__zero_meets is, ranks
+ * exchange through the host: meet is called when the part before has been enqueued, and abar__zero_take comes last. */
+abar_status abar__optim_queue_first(abar_optim *o, const abar_step_config *step);
+bool abar__optim_meets(const abar_optim *o);
+abar_status abar__optim_meet(abar_optim *o);
+abar_status abar__optim_queue_rest(abar_optim *o);
 /* ABAR_E_STATE where a step waits for its second pass. what: cannot be done then. */
 abar_status abar__optim_check_pass(const abar_optim *o, const char *what);
 void abar__optim_free_step(abar_optim *o);

@@ -1,5 +1,6 @@
 /* One optimizer step, for every device: the stages in their order. A device carries each of them out (device/step_impl.h), at
  * once or later; what they pass on to each other never leaves it, so that a whole step can be captured and replayed. */
+#include "device/step_rules.h"
 #include "optim/optim_impl.h"
 
 #include <math.h>
@@ -51,7 +52,7 @@ static abar_status compile(abar_optim *o)
     const abar__step_desc desc = describe(o, plans);
     abar_status status = ops_of(o)->create(o->dev, &desc, &o->step);
     abar__free(ctx, plans, bytes);
-    if (status == ABAR_OK && o->ranks.ranks > 1) {
+    if (status == ABAR_OK && o->ranks.ranks > 0) {
         status = ops_of(o)->share(o->dev, o->step, &o->ranks);
         if (status < 0) ops_of(o)->destroy(o->dev, o->step);
     }
@@ -70,15 +71,51 @@ abar_status abar__optim_make_step(abar_optim *o)
     return abar__optim_push(o);
 }
 
+/* ---- ranks ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct piece_count {
+    int n;
+    size_t bytes;
+} piece_count;
+
+static abar_status count_piece(void *user, int owner, void *memory, size_t bytes)
+{
+    piece_count *c = user;
+    (void)owner, (void)memory;
+    c->n++;
+    c->bytes += bytes;
+    return ABAR_OK;
+}
+
 abar_status abar__optim_divide(abar_optim *o, const abar__owners *owners)
 {
-    if (!ops_of(o)->share) return ABAR_OK;
+    piece_count most = {0};
+    abar__pieces_release(&o->derived);
     o->ranks = *owners;
-    return ops_of(o)->share(o->dev, o->step, owners);
+    ABAR_TRY(ops_of(o)->share(o->dev, o->step, owners));
+    ABAR_TRY(ops_of(o)->visit_derived(o->dev, o->step, true, count_piece, &most));
+    ABAR_TRY(abar__pieces_make(o->dev, owners, most.n, most.bytes, &o->derived));
+    return abar__zero_connect(o, owners);
 }
+
+/* The host must know on a queued device, whose steps are recorded: it divides those in which all refreshes are due. One that is
+ * made later, because it could not be made then, and those that are spread over the steps, every rank makes. */
+bool abar__optim_divides(const abar_optim *o)
+{
+    if (o->derived.capacity == 0) return false;
+    if (!o->dev->ops->stream) return true;
+    const abar__cadence c = abar__curvature_cadence(o->curvature);
+    return !c.spread && (c.every_commit ? abar_optim_observes(o) : abar__on_schedule(&c, o->k, 0));
+}
+
+bool abar__optim_meets(const abar_optim *o) { return o->derived.staged && abar__optim_divides(o); }
+abar_status abar__optim_meet(abar_optim *o) { return abar__pieces_meet(&o->derived); }
+
+/* ---- the end ---------------------------------------------------------------------------------------------------------- */
 
 void abar__optim_free_step(abar_optim *o)
 {
+    abar__pieces_release(&o->derived);
     if (o->step) ops_of(o)->destroy(o->dev, o->step);
     abar__free(o->dev->ctx, o->to_mean, o->to_mean ? (size_t)o->n_maps * 3 * sizeof *o->to_mean : 0);
     abar__free(o->dev->ctx, o->map_states, o->map_states ? (size_t)o->n_maps * sizeof *o->map_states : 0);
@@ -158,7 +195,8 @@ static void advance(abar_optim *o)
     if (o->curvature) o->curvature->k = o->k;
 }
 
-static abar_status run_stages(abar_optim *o, const abar_step_config *c)
+/* Up to what ranks need of each other. */
+static abar_status run_first(abar_optim *o, const abar_step_config *c)
 {
     const abar__step_ops *ops = ops_of(o);
     abar__curvature *cv = o->curvature;
@@ -167,7 +205,22 @@ static abar_status run_stages(abar_optim *o, const abar_step_config *c)
     if (differs) ABAR_TRY(ops->check_extra(o->dev, o->step));
     ABAR_TRY(ops->check(o->dev, o->step, c->grad_scale, c->clip));
     if (differs) ABAR_TRY(ops->take_extra(o->dev, o->step, c->grad_scale, 0.0));
-    if (cv) ABAR_TRY(ops->commit(o->dev, o->step, observed ? o->to_mean : NULL));
+    if (!cv) return ABAR_OK;
+    const bool divided = abar__optim_divides(o);
+    ABAR_TRY(ops->commit(o->dev, o->step, observed ? o->to_mean : NULL, divided));
+    if (!divided) return ABAR_OK;
+    abar__pieces_begin(&o->derived);
+    ABAR_TRY(ops->visit_derived(o->dev, o->step, false, abar__pieces_add, &o->derived));
+    return abar__pieces_send(&o->derived);
+}
+
+static abar_status run_rest(abar_optim *o)
+{
+    const abar__step_ops *ops = ops_of(o);
+    abar__curvature *cv = o->curvature;
+    const bool divided = abar__optim_divides(o);
+    if (divided) ABAR_TRY(abar__pieces_take(&o->derived));
+    if (divided && ops->settle) ABAR_TRY(ops->settle(o->dev, o->step));
     const int before = o->two_passes && o->n_passes > 0 ? 1 : 0; /* momentum, which is then preconditioned */
     for (int i = 0; i < before; i++) ABAR_TRY(ops->pass(o->dev, o->step, i));
     if (cv) ABAR_TRY(ops->precondition(o->dev, o->step, cv->measure));
@@ -196,15 +249,28 @@ abar_status abar__optim_check_pass(const abar_optim *o, const char *what)
                       "%s: the last step waits for the second pass over its batch, make it and call abar_optim_end_pass", what);
 }
 
-static abar_status enqueue(abar_optim *o, const abar_step_config *c)
+static abar_status enqueue_first(abar_optim *o, const abar_step_config *c)
 {
     ABAR_TRY(abar__optim_check_extra(o));
     ABAR_TRY(abar__zero_begin_step(o));
-    ABAR_TRY(run_stages(o, c));
+    return run_first(o, c);
+}
+
+abar_status abar__optim_queue_rest(abar_optim *o)
+{
+    ABAR_TRY(run_rest(o));
     if (o->two_passes) o->awaits = o->curvature->second = *ops_of(o)->skipped(o->step) == 0;
     advance(o);
-    ABAR_TRY(abar__zero_end_step(o));
+    ABAR_TRY(abar__zero_send(o));
     return o->curvature && o->curvature->measure ? read_measures(o) : ABAR_OK;
+}
+
+/* Where ranks exchange at once, or in the queue. */
+static abar_status enqueue(abar_optim *o, const abar_step_config *c)
+{
+    ABAR_TRY(enqueue_first(o, c));
+    ABAR_TRY(abar__optim_queue_rest(o));
+    return abar__zero_take(o);
 }
 
 static abar_status take_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
@@ -302,16 +368,29 @@ abar_status abar_optim_begin(abar_optim *o) { return ops_of(o)->begin(o->dev, o-
 
 abar_status abar_optim_add_loss(abar_optim *o, const abar_loss *loss) { return ops_of(o)->add_loss(o->dev, o->step, loss); }
 
-abar_status abar_optim_queue(abar_optim *o, const abar_step_config *step)
+static abar_status prepare(abar_optim *o, const abar_step_config *step, abar_step_config *c)
 {
-    abar_step_config c;
     ABAR_TRY(abar__optim_check_pass(o, "enqueue"));
-    ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
+    ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, c));
     if (o->moved) ABAR_TRY(move(o));
     if (o->k < o->rates_first || o->k >= o->rates_end)
         return abar__fail(o->dev->ctx, ABAR_E_STATE,
                           "enqueue: step %lld has no learning rate, give it one with abar_optim_rates", (long long)o->k);
+    return ABAR_OK;
+}
+
+abar_status abar_optim_queue(abar_optim *o, const abar_step_config *step)
+{
+    abar_step_config c;
+    ABAR_TRY(prepare(o, step, &c));
     return enqueue(o, &c);
+}
+
+abar_status abar__optim_queue_first(abar_optim *o, const abar_step_config *step)
+{
+    abar_step_config c;
+    ABAR_TRY(prepare(o, step, &c));
+    return enqueue_first(o, &c);
 }
 
 void abar_optim_replayed(abar_optim *o) { advance(o); }

@@ -2,34 +2,44 @@
 #include "optim/optim_impl.h"
 #include "train/train_impl.h"
 
-static abar_status gather(void *comm, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes)
+static abar_status gather(void *exchange, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes)
 {
-    return abar__comm_gather_parts(comm, own, bytes, recv, recv_bytes);
+    const abar__exchange *x = exchange;
+    if (!x->nccl) return abar__comm_gather_parts(x->comm, own, bytes, recv, recv_bytes);
+    return abar__nccl_gather_parts(x->nccl, own, bytes, recv, recv_bytes, x->dev->ops->stream->current(x->dev));
 }
 
-static abar_status exchange(void *comm, const void *const *send, const size_t *send_bytes, void *const *recv,
+/* Of host memory, between steps. */
+static abar_status exchange(void *exchange, const void *const *send, const size_t *send_bytes, void *const *recv,
                             const size_t *recv_bytes)
 {
-    return abar__comm_exchange(comm, send, send_bytes, recv, recv_bytes);
+    const abar__exchange *x = exchange;
+    return abar__comm_exchange(x->comm, send, send_bytes, recv, recv_bytes);
 }
 
-static abar__owners owners_of(abar_comm *comm)
+abar__owners abar__owners_of(abar__exchange *x)
 {
-    return (abar__owners){abar_comm_rank(comm), abar_comm_size(comm), comm, gather, exchange};
+    return (abar__owners){.rank = abar_comm_rank(x->comm),
+                          .ranks = abar_comm_size(x->comm),
+                          .queued = x->nccl != NULL,
+                          .comm = x,
+                          .gather = gather,
+                          .exchange = exchange};
 }
 
-abar_status abar__ranks_divide(abar_comm *comm, abar_optim *optim)
+abar_status abar__ranks_divide(abar__exchange *x, abar_optim *optim)
 {
-    const abar__owners owners = owners_of(comm);
+    const abar__owners owners = abar__owners_of(x);
     return abar__optim_divide(optim, &owners);
 }
 
 abar_status abar__ranks_make_optim(abar_trainer *t)
 {
-    const abar__owners owners = owners_of(t->comm);
-    ABAR_TRY(
-        abar__optim_build_on(t->ctx, t->setup, t->dev, t->net, t->extra_net, t->setup->train.zero ? &owners : NULL, &t->optim));
-    return abar__optim_divide(t->optim, &owners);
+    t->exchange = (abar__exchange){.comm = t->comm, .dev = t->dev};
+    abar__owners owners = abar__owners_of(&t->exchange);
+    owners.queued = t->dev->ops->stream && t->setup->train.transport == ABAR_TRANSPORT_NCCL; /* of one rank, too */
+    return abar__optim_build_on(t->ctx, t->setup, t->dev, t->net, t->extra_net, t->setup->train.zero ? &owners : NULL,
+                                &t->optim);
 }
 
 /* ---- the state of all parameters on rank 0 ------------------------------------------------------------------------------ */
@@ -47,7 +57,9 @@ abar_status abar__ranks_collect(abar_trainer *t)
 
 abar_status abar__ranks_spread(abar_trainer *t)
 {
-    const abar_status status = t->resumes ? abar__zero_move(t->optim, false) : ABAR_OK;
+    abar_status status = ABAR_OK;
+    if (t->optim->zero && t->resumes) status = abar_ranks_agree(t->ctx, t->comm, abar__zero_open(t->optim), NULL);
+    if (status == ABAR_OK && t->resumes) status = abar__zero_move(t->optim, false);
     abar__zero_close(t->optim);
     return status;
 }

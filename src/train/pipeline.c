@@ -21,8 +21,8 @@ void abar__pipeline_release(abar_context *ctx, abar__pipeline *p)
 {
     if (!p->stream) return;
     (void)p->stream->wait(p->dev); /* failures were reported to the caller that ran the steps */
-    for (int i = 0; i < 2; i++)
-        for (int part = 0; part < ABAR_STEP_PARTS; part++) p->stream->forget(p->dev, p->graph[i][part]);
+    for (int kind = 0; kind < ABAR_STEP_KINDS; kind++)
+        for (int stage = 0; stage < ABAR_STAGES; stage++) p->stream->forget(p->dev, p->graph[kind][stage]);
     for (int i = 0; i < ABAR_STEPS_AHEAD; i++) {
         if (p->event[i]) p->stream->event_destroy(p->dev, p->event[i]);
         if (p->began[i]) p->stream->event_destroy(p->dev, p->began[i]);
@@ -84,21 +84,21 @@ static abar_status send_batch(abar__pipeline *p)
     return p->stream->event_record(p->dev, p->began[p->enqueued % ABAR_STEPS_AHEAD]);
 }
 
-static abar_status capture(abar__pipeline *p, int part, int parts, void **graph)
+static abar_status capture(abar__pipeline *p, const abar__step_parts *parts, int first, int last, void **graph)
 {
     ABAR_TRY(p->stream->capture_begin(p->dev));
-    abar_status status = abar__stepper_enqueue_part(p->stepper, part, parts);
+    abar_status status = abar__stepper_enqueue_part(p->stepper, parts, first, last);
     abar_status ended = p->stream->capture_end(p->dev, graph);
     return status < 0 ? status : ended;
 }
 
 /* Enqueues a part of a step, or replays it. A captured update has counted its step, a replayed one has not. */
-static abar_status run_part(abar__pipeline *p, int kind, bool alone, int part, int parts)
+static abar_status run_part(abar__pipeline *p, const abar__step_parts *parts, bool alone, int first, int last)
 {
-    void **graph = &p->graph[kind][part];
-    if (alone || !p->warm[kind]) return abar__stepper_enqueue_part(p->stepper, part, parts);
-    const bool fresh = !*graph, updates = part == (parts > 1);
-    if (fresh) ABAR_TRY(capture(p, part, parts, graph));
+    void **graph = &p->graph[parts->kind][first];
+    if (alone || !p->warm[parts->kind]) return abar__stepper_enqueue_part(p->stepper, parts, first, last);
+    const bool fresh = !*graph, updates = first <= ABAR_STAGE_UPDATE && last >= ABAR_STAGE_UPDATE;
+    if (fresh) ABAR_TRY(capture(p, parts, first, last, graph));
     ABAR_TRY(p->stream->replay(p->dev, *graph));
     if (!fresh && updates) abar_optim_replayed(p->stepper->optim);
     return ABAR_OK;
@@ -106,17 +106,16 @@ static abar_status run_part(abar__pipeline *p, int kind, bool alone, int part, i
 
 static abar_status enqueue_device(abar__pipeline *p, bool alone)
 {
-    abar_optim *optim = p->stepper->optim;
-    const int kind = abar_optim_observes(optim) || abar_optim_extra(optim) != ABAR_EXTRA_NONE;
-    int parts = 1;
+    abar__step_parts parts;
     abar_status status = abar__stepper_begin(p->stepper, &parts);
     if (status == ABAR_OK) status = send_batch(p);
-    for (int part = 0; part < parts; part++) {
-        if (status == ABAR_OK) status = run_part(p, kind, alone, part, parts);
-        if (part + 1 < parts) status = abar__stepper_meet(p->stepper, part, status); /* tells other ranks of a failure */
+    for (int first = 0, last; first < ABAR_STAGES; first = last + 1) {
+        last = abar__parts_last(&parts, first);
+        if (status == ABAR_OK) status = run_part(p, &parts, alone, first, last);
+        if (abar__parts_meet(&parts, last)) status = abar__stepper_meet(p->stepper, last, status); /* tells of a failure */
         ABAR_TRY(status);
     }
-    p->warm[kind] = true;
+    p->warm[parts.kind] = true;
     return p->stream->event_record(p->dev, p->event[p->enqueued % ABAR_STEPS_AHEAD]);
 }
 

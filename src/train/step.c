@@ -1,6 +1,7 @@
 /* One training step, top to bottom: normalise, forward, backward, update, and what happens when numbers go wrong
  * (methods.md section 9). Nothing here allocates. */
 #include "data/data_impl.h"
+#include "optim/optim_impl.h"
 #include "train/train_impl.h"
 
 #include <math.h>
@@ -290,43 +291,71 @@ static abar_status enqueue_passes(const abar__stepper *s)
     return ABAR_OK;
 }
 
-abar_status abar__stepper_begin(const abar__stepper *s, int *parts)
+abar_status abar__stepper_begin(const abar__stepper *s, abar__step_parts *parts)
 {
-    *parts = 1;
-    if (!s->join) return ABAR_OK;
-    if (s->join->staged) *parts = abar_optim_extra(s->optim) == ABAR_EXTRA_SAMPLED ? 3 : 2;
-    return abar__join_plan(s->join, s);
+    const abar_extra extra = abar_optim_extra(s->optim);
+    const bool staged = s->join && s->join->staged, takes = abar_optim_observes(s->optim) || extra != ABAR_EXTRA_NONE;
+    *parts = (abar__step_parts){.sampled = extra == ABAR_EXTRA_SAMPLED, .kind = takes + 2 * abar__optim_divides(s->optim)};
+    if (staged) parts->cuts |= 1u << ABAR_STAGE_PASSES;
+    if (abar__optim_meets(s->optim)) parts->cuts |= 1u << ABAR_STAGE_COMMIT;
+    if (abar__zero_meets(s->optim)) parts->cuts |= 1u << ABAR_STAGE_UPDATE;
+    if (staged && parts->sampled) parts->cuts |= 1u << ABAR_STAGE_SAMPLED;
+    return s->join ? abar__join_plan(s->join, s) : ABAR_OK;
 }
 
-/* Where ranks exchange through the host they do so after a part that is not the last. */
-abar_status abar__stepper_enqueue_part(const abar__stepper *s, int part, int parts)
+int abar__parts_last(const abar__step_parts *parts, int first)
 {
-    const bool sampled = abar_optim_extra(s->optim) == ABAR_EXTRA_SAMPLED; /* parts 0 and 1: of this step */
-    if (part == 0) ABAR_TRY(enqueue_passes(s));
-    if (part == 0 && parts > 1) return abar__join_send(s->join, s);
-    if (part < 2) {
-        if (s->join) ABAR_TRY(abar__join_take(s->join, s));
-        ABAR_TRY(abar__stepper_enqueue_update(s));
-        if (sampled) ABAR_TRY(sampled_passes(s, NULL, 0));
-        if (parts > 2) return abar__join_extra_send(s->join, s);
-    }
-    if (part == 2 || sampled) ABAR_TRY(take_sampled(s));
+    while (first < ABAR_STAGES - 1 && !abar__parts_meet(parts, first)) first++;
+    return first;
+}
+
+static abar_status enqueue_stage(const abar__stepper *s, const abar__step_parts *parts, int stage)
+{
+    const abar_step_config step = {.size = sizeof step, .clip = s->clip};
     const abar__data_feed *f = s->feed;
+    switch ((abar__step_stage)stage) {
+    case ABAR_STAGE_PASSES:
+        ABAR_TRY(enqueue_passes(s));
+        return s->join && s->join->staged ? abar__join_send(s->join, s) : ABAR_OK;
+    case ABAR_STAGE_COMMIT:
+        if (s->join) ABAR_TRY(abar__join_take(s->join, s));
+        return abar__optim_queue_first(s->optim, &step);
+    case ABAR_STAGE_UPDATE: return abar__optim_queue_rest(s->optim);
+    case ABAR_STAGE_SAMPLED:
+        ABAR_TRY(abar__zero_take(s->optim));
+        ABAR_TRY(abar_net_settle(s->net, abar_optim_skip_flag(s->optim)));
+        if (!parts->sampled) return ABAR_OK;
+        ABAR_TRY(sampled_passes(s, NULL, 0));
+        return s->join && s->join->staged ? abar__join_extra_send(s->join, s) : ABAR_OK;
+    case ABAR_STAGE_END:
+    case ABAR_STAGES: break;
+    }
+    if (parts->sampled) ABAR_TRY(take_sampled(s));
     return f && f->resident ? f->ops->advance(f->dev, f->batches) : ABAR_OK;
 }
 
-abar_status abar__stepper_meet(const abar__stepper *s, int part, abar_status status)
+abar_status abar__stepper_enqueue_part(const abar__stepper *s, const abar__step_parts *parts, int first, int last)
 {
-    return part == 0 ? abar__join_meet(s->join, status) : abar__join_extra_meet(s->join, status);
+    for (int stage = first; stage <= last; stage++) ABAR_TRY(enqueue_stage(s, parts, stage));
+    return ABAR_OK;
+}
+
+abar_status abar__stepper_meet(const abar__stepper *s, int last, abar_status status)
+{
+    if (last == ABAR_STAGE_PASSES) return abar__join_meet(s->join, status);
+    if (last == ABAR_STAGE_SAMPLED) return abar__join_extra_meet(s->join, status);
+    ABAR_TRY(status);
+    return last == ABAR_STAGE_COMMIT ? abar__optim_meet(s->optim) : abar__zero_meet(s->optim);
 }
 
 abar_status abar__stepper_enqueue(const abar__stepper *s)
 {
-    int parts;
+    abar__step_parts parts;
     ABAR_TRY(abar__stepper_begin(s, &parts));
-    for (int part = 0; part < parts; part++) {
-        abar_status status = abar__stepper_enqueue_part(s, part, parts);
-        if (part + 1 < parts) status = abar__stepper_meet(s, part, status);
+    for (int first = 0, last; first < ABAR_STAGES; first = last + 1) {
+        last = abar__parts_last(&parts, first);
+        abar_status status = abar__stepper_enqueue_part(s, &parts, first, last);
+        if (abar__parts_meet(&parts, last)) status = abar__stepper_meet(s, last, status);
         ABAR_TRY(status);
     }
     return ABAR_OK;

@@ -169,6 +169,17 @@ static inline const void *abar__batch_samples(const abar_batch *batch)
 /* Streamed: the next fills are of this batch, whose memory is free when it returns. */
 abar_status abar__data_feed_stage(const abar__data_feed *f, const abar_batch *batch);
 
+/* ---- ranks ---------------------------------------------------------------------------------------------------- */
+
+/* How ranks exchange what they divide of the optimizer's step (owners.c). */
+typedef struct abar__exchange {
+    abar_comm *comm;
+    abar__nccl *nccl; /* NULL: through the host */
+    abar_device *dev; /* of nccl */
+} abar__exchange;
+
+abar__owners abar__owners_of(abar__exchange *x); /* x must stay */
+
 /* ---- one step ------------------------------------------------------------------------------------------------- */
 
 /* What a step needs; it owns nothing and allocates nothing. */
@@ -197,11 +208,33 @@ struct abar__step_result {
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
 /* Enqueues the same on a queued device, on the samples in its feed and without waiting; this is what is captured. */
 abar_status abar__stepper_enqueue(const abar__stepper *s);
-/* The same in parts, for capture: where ranks exchange through the host, meet is called between two parts, with what has become
- * of the first; it waits for it. begin comes first, on the host, also of steps that are replayed. */
-abar_status abar__stepper_begin(const abar__stepper *s, int *parts);
-abar_status abar__stepper_enqueue_part(const abar__stepper *s, int part, int parts);
-abar_status abar__stepper_meet(const abar__stepper *s, int part, abar_status status);
+
+/* The stages of a step. Where ranks exchange through the host it is cut behind some of them into parts, for capture. */
+typedef enum abar__step_stage {
+    ABAR_STAGE_PASSES,  /* forward and backward: gradients and statistics of this rank */
+    ABAR_STAGE_COMMIT,  /* those of all; what is due is derived from statistics */
+    ABAR_STAGE_UPDATE,  /* the weights */
+    ABAR_STAGE_SAMPLED, /* further passes at the new weights, where the step has them */
+    ABAR_STAGE_END,
+    ABAR_STAGES
+} abar__step_stage;
+
+typedef struct abar__step_parts {
+    unsigned cuts; /* bit i: behind stage i ranks exchange through the host */
+    bool sampled;  /* the step has further passes at the new weights */
+    int kind;      /* which steps have the same recordings, 0 to ABAR_STEP_KINDS - 1 */
+} abar__step_parts;
+
+#define ABAR_STEP_KINDS 4 /* with statistics or further passes, with refreshes that ranks divide, with both, or plain */
+
+/* begin comes first, on the host, also of steps that are replayed. Then each part, from stage first to last =
+ * parts_last(first), is enqueued, and where it ends in a cut meet is called, with what has become of it: it waits for it and
+ * exchanges. */
+abar_status abar__stepper_begin(const abar__stepper *s, abar__step_parts *parts);
+int abar__parts_last(const abar__step_parts *parts, int first);
+static inline bool abar__parts_meet(const abar__step_parts *parts, int last) { return parts->cuts >> last & 1u; }
+abar_status abar__stepper_enqueue_part(const abar__stepper *s, const abar__step_parts *parts, int first, int last);
+abar_status abar__stepper_meet(const abar__stepper *s, int last, abar_status status);
 int64_t abar__stepper_passes(const abar__stepper *s); /* micro-batches of a step, of all ranks */
 /* The phases of a step of one forward pass, for timing. */
 abar_status abar__stepper_enqueue_forward(const abar__stepper *s);
@@ -223,22 +256,21 @@ abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar
 /* Enqueued steps. On the host a step runs when it is enqueued; a queued device is up to ABAR_STEPS_AHEAD steps behind, and
  * each step is a replay of a captured one. */
 #define ABAR_STEPS_AHEAD 32
-#define ABAR_STEP_PARTS 3 /* at most */
 
 typedef struct abar__pipeline {
     const abar__stepper *stepper;
     abar_loader *loader;
     const abar__stream_ops *stream; /* NULL: the host */
     abar_device *dev;
-    void *graph[2][ABAR_STEP_PARTS]; /* of a plain step, of one that takes statistics; in its parts */
-    bool warm[2];                    /* has run once without capture: libraries initialise then */
-    void *event[ABAR_STEPS_AHEAD];   /* of the end of each step, ... */
-    void *began[ABAR_STEPS_AHEAD];   /* ... and of its beginning, where batches are sent */
-    int64_t enqueued, collected;     /* k of the next step to enqueue, and of the next result to read */
-    int64_t first;                   /* k of the first step since the last seek */
-    abar__step_result result;        /* host: of the last step */
-    double *rates;                   /* of the steps of an epoch */
-    int64_t steps;                   /* of an epoch */
+    void *graph[ABAR_STEP_KINDS][ABAR_STAGES]; /* of each kind of step; of its parts by their first stage */
+    bool warm[ABAR_STEP_KINDS];                /* has run once without capture: libraries initialise then */
+    void *event[ABAR_STEPS_AHEAD];             /* of the end of each step, ... */
+    void *began[ABAR_STEPS_AHEAD];             /* ... and of its beginning, where batches are sent */
+    int64_t enqueued, collected;               /* k of the next step to enqueue, and of the next result to read */
+    int64_t first;                             /* k of the first step since the last seek */
+    abar__step_result result;                  /* host: of the last step */
+    double *rates;                             /* of the steps of an epoch */
+    int64_t steps;                             /* of an epoch */
 } abar__pipeline;
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out);
@@ -363,6 +395,7 @@ struct abar_trainer {
     uint64_t *hashes; /* (ranks, hash_count): of all tensors; NULL: one rank */
     int64_t hash_count;
     abar__nccl *nccl; /* over which ranks on GPUs exchange; NULL: they do not */
+    abar__exchange exchange;
     void *rank_bytes; /* pinned: one tensor, for other ranks */
     size_t rank_bytes_size;
     abar__join join; /* without ctx: there is none */
@@ -462,8 +495,8 @@ abar_status abar__ranks_collect(abar_trainer *t);
 abar_status abar__ranks_spread(abar_trainer *t); /* of a checkpoint that rank 0 has read, to its owners; lets go, too */
 abar_status abar__ranks_hold(abar_trainer *t);   /* rank 0: memory for it */
 void abar__ranks_let_go(abar_trainer *t);
-/* Ranks divide what they can of the optimizer's steps from now on; comm NULL: this one makes all (owners.c). */
-abar_status abar__ranks_divide(abar_comm *comm, abar_optim *optim);
+/* Ranks divide what they can of the optimizer's steps from now on; without comm and nccl: this one makes all (owners.c). */
+abar_status abar__ranks_divide(abar__exchange *x, abar_optim *optim);
 abar_status abar__ranks_check_replicas(abar_trainer *t); /* all ranks: whether all tensors are equal */
 
 /* Rank 0, before it creates a trainer on comm: those that follow (follow.c) create one with this setup. Once it has its trainer

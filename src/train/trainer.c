@@ -183,6 +183,8 @@ static abar_status build(abar_trainer *t, bool resume)
     ABAR_TRY(abar__ranks_compare_settings(t->ctx, t->comm, t->setup, resume));
     ABAR_TRY(abar__ranks_compare_data(t, prepare_run(t)));
     abar_status status = abar__ranks_connect(t);
+    t->exchange.nccl = t->nccl;
+    if (status == ABAR_OK) status = abar__ranks_divide(&t->exchange, t->optim);
     if (status == ABAR_OK) status = make_steps(t);
     if (status == ABAR_OK) status = open_folder(t, resume); /* after all that can go wrong without a folder: no litter */
     ABAR_TRY(abar_ranks_agree(t->ctx, t->comm, status, NULL));

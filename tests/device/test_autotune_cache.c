@@ -91,6 +91,22 @@ static void choices_are_there_when_opened_again(void **state)
     assert_int_equal(test_folder_files(folder, 0), 1); /* no temporary file stays */
 }
 
+static void table_without_a_file_keeps_choices_while_it_lasts(void **state)
+{
+    rig *r = *state;
+    abar__autotune_cache *c;
+    assert_int_equal(abar__autotune_cache_create(r->ctx, TITLE, &c), ABAR_OK);
+    put(c, "a", "first");
+    put(c, "a", "second");
+    assert_choice(c, "a", "second");
+    abar__autotune_cache_close(c);
+    void *folder = r->folder;
+    assert_int_equal(test_folder_files(folder, 0), 0);
+    c = reopen(r);
+    assert_choice(c, "a", NULL);
+    abar__autotune_cache_close(c);
+}
+
 static void more_choices_than_the_first_table_holds_are_kept(void **state)
 {
     rig *r = *state;
@@ -456,6 +472,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         with_rig(choices_are_there_when_opened_again),
+        with_rig(table_without_a_file_keeps_choices_while_it_lasts),
         with_rig(more_choices_than_the_first_table_holds_are_kept),
         with_rig(other_titles_have_other_files),
         with_rig(two_writers_keep_each_others_choices),

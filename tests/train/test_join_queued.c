@@ -186,7 +186,17 @@ static abar_status average(abar_device *dev, int64_t length, double momentum, vo
     return ABAR_OK;
 }
 
-static const abar__join_ops sums = {add, note, total, pack, unpack, average};
+static abar_status count(abar_device *dev, int64_t *counters, const int64_t *before, const int64_t *all, int n, int ranks)
+{
+    (void)dev;
+    for (int i = 0; i < n; i++) {
+        counters[i] = before[i];
+        for (int r = 0; r < ranks; r++) counters[i] += all[r * n + i] - before[i];
+    }
+    return ABAR_OK;
+}
+
+static const abar__join_ops sums = {add, note, total, pack, unpack, average, count};
 
 static abar_device_ops queued_ops;
 static abar__step_ops queued_step;
@@ -244,6 +254,7 @@ typedef struct joined {
     engine e;
     abar__join join;
     abar__nccl *nccl;
+    abar__exchange exchange;
     int32_t order[128];
 } joined;
 
@@ -266,10 +277,13 @@ static void build(joined *j, fixture *f, abar_setup *setup, abar_comm *comm, way
     if (queued) make_queued(e->dev);
     need(f, abar__net_build(f->ctx, setup, info, e->dev, &request, &e->net));
     need(f, abar__extra_net_build(f->ctx, setup, info, e->dev, e->net, false, &e->extra));
-    need(f, abar__optim_build(f->ctx, setup, e->dev, e->net, e->extra, &e->optim));
+    if (how == NCCL) need(f, abar__nccl_open(f->ctx, abar_comm_size(comm) > 1 ? comm : NULL, &j->nccl));
+    j->exchange = (abar__exchange){comm, j->nccl, e->dev};
+    const abar__owners owners = abar__owners_of(&j->exchange);
+    need(f, abar__optim_build_on(f->ctx, setup, e->dev, e->net, e->extra, setup->train.zero ? &owners : NULL, &e->optim));
+    need(f, abar__optim_divide(e->optim, &owners));
     abar__join_config config = abar__join_request(setup, e->dev, e->net, e->extra, abar_optim_pending_count(e->optim));
     config.comm = comm;
-    if (how == NCCL) need(f, abar__nccl_open(f->ctx, abar_comm_size(comm) > 1 ? comm : NULL, &j->nccl));
     config.nccl = j->nccl;
     config.stop = &wants_stop;
     need(f, abar__join_create(f->ctx, &config, &j->join));
@@ -372,7 +386,19 @@ static void host_step_of(joined *j, int64_t k)
     if (j->join.ranks == 1) assert_true(r.loss.loss == sum_losses(&j->join, 0, width) / (double)r.loss.count);
 }
 
-/* All state after some steps, and the running statistics that the training set has at the end. */
+/* Rank 0 has the state of all parameters then. */
+static snapshot take_whole(joined *j)
+{
+    engine *e = &j->e;
+    snapshot s = {.f = e->f};
+    need(e->f, abar__zero_open(e->optim));
+    need(e->f, abar__zero_move(e->optim, true));
+    if (j->join.rank == 0) s = take(e);
+    abar__zero_close(e->optim);
+    return s;
+}
+
+/* All state after some steps, the weights that are tested, and the running statistics that the training set has at the end. */
 static snapshot train(fixture *f, abar_setup *setup, abar_comm *comm, way how, int64_t bad)
 {
     const bool queued = how != HOST;
@@ -390,8 +416,10 @@ static snapshot train(fixture *f, abar_setup *setup, abar_comm *comm, way how, i
         else
             host_step_of(j, k);
     }
-    snapshot s = take(e);
+    snapshot s = take_whole(j);
     const abar__net_blocks blocks = abar__net_blocks_of(e->net);
+    need(f, abar_optim_average(e->optim));
+    keep_block(&s, blocks.values, blocks.value_bytes);
     if (blocks.running_bytes) need(f, abar__stepper_estimate(&e->stepper, e->loader, 0, 2));
     keep_block(&s, blocks.pending, blocks.running_bytes);
     drop(j);
@@ -505,6 +533,95 @@ static void queued_parts_of_a_pipeline_have_the_hosts_bits(void **state)
 {
     check_way(*state, PIPED, "resnet20", "mac", RUN "micro=6 tcov=2 tinv=2");
     check_way(*state, PIPED, "lenet5", "adahessian", RUN "micro=12 hessian-every=2");
+}
+
+/* ---- what ranks divide ----------------------------------------------------------------------------------------------------
+ */
+
+static void check_every_way(fixture *f, const char *model, const char *optim, const char *options)
+{
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    check_way(f, PIPED, model, optim, options);
+    check_way(f, NCCL, model, optim, options);
+}
+
+static void queued_states_that_ranks_divide_have_the_hosts_bits(void **state)
+{
+    check_every_way(*state, "lenet5", "sgd", RUN "micro=6 zero=1 clip=0.5");
+    check_every_way(*state, "lenet5", "muon", RUN "micro=6 zero=1 normuon=true");
+    check_every_way(*state, "lenet5", "shampoo", RUN "micro=6 zero=1 shampoo-start=1 shampoo-freq=2");
+    check_every_way(*state, "lenet5", "soap", RUN "micro=4 zero=1");
+    check_every_way(*state, "resnet20", "sfadamw", RUN "micro=6 zero=1 schedule=constant");
+    check_every_way(*state, "lenet5", "adahessian", RUN "micro=6 zero=1 hessian-every=2");
+}
+
+static void queued_states_behind_methods_have_the_hosts_bits(void **state)
+{
+    check_every_way(*state, "lenet5", "mac", RUN "micro=6 zero=1 tcov=2 tinv=2");
+    check_every_way(*state, "lenet5", "kfac+muon", RUN "micro=6 zero=1 tcov=1 tinv=2");
+    check_every_way(*state, "lenet5", "kfac", RUN "micro=6 zero=1 tcov=2 tinv=3 kl-clip=0.0001");
+}
+
+/* Blocks that are too small are met by their owners, and counted by all. */
+static void queued_events_of_divided_blocks_are_counted(void **state)
+{
+    check_every_way(*state, "lenet5", "muon", RUN "micro=6 zero=1 muon-eps=1 clip=0.01");
+}
+
+static void queued_steps_that_are_skipped_change_no_state(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "kfac+muon", RUN "micro=6 zero=1 tcov=1 tinv=2");
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    const snapshot one = train_apart(f, setup, 1, QUEUED, 3); /* a refresh was due: it is made later, by every rank */
+    compare(one, train_apart(f, setup, 2, QUEUED, 3), "2 ranks");
+    compare(one, train_apart(f, setup, 4, NCCL, 3), "4 ranks over NCCL");
+    free(one.bytes);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void queued_refreshes_of_every_kind_have_the_hosts_bits(void **state)
+{
+    check_every_way(*state, "lenet5", "kfac", RUN "micro=6 kfac-inverse=eigen tcov=1 tinv=1");
+    check_every_way(*state, "lenet5", "kfac", RUN "micro=6 refresh=spread tcov=1 tinv=3");
+    check_every_way(*state, "lenet5", "foof", RUN "micro=6 tcov=2 tinv=3");
+    check_every_way(*state, "lenet5", "lngd", RUN "micro=4 tcov=1 tinv=1");
+}
+
+/* Which steps are divided, and that this rank makes a part of their refreshes alone. */
+static int divide_some(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2};
+    abar_comm *comm;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, QUEUED);
+    need(f, abar__data_feed_seek(&j->e.feed, j->e.loader, 0, 0));
+    for (int64_t k = 0; k < 4; k++) {
+        abar__step_parts parts;
+        int owned = 0, all = 0;
+        need(f, abar__stepper_begin(&j->e.stepper, &parts));
+        if (abar__parts_meet(&parts, ABAR_STAGE_COMMIT) != (k % 2 == 0) || (parts.kind >= 2) != (k % 2 == 0)) return 3;
+        (void)queued_step_of(j, k, -1);
+        for (int i = 0; i < j->e.optim->derived.n; i++, all++)
+            owned += j->e.optim->derived.list[i].owner == abar_comm_rank(comm);
+        if (owned == 0 || owned == all) return 4;
+    }
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void queued_refreshes_are_divided_when_all_are_due(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "kfac", RUN "micro=6 tcov=1 tinv=2");
+    int status = 0;
+    const pid_t child = fork_test();
+    if (child == 0) _exit(divide_some(f, setup));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    abar_setup_destroy(f->ctx, setup);
 }
 
 /* Labels are drawn by the number of the step, which cpu's operations do not read from the queue: ranks are compared alone. */
@@ -686,6 +803,12 @@ int main(void)
         with_fixture(queued_sums_of_attention_have_the_hosts_bits),
         with_fixture(queued_further_gradients_have_the_hosts_bits),
         with_fixture(queued_parts_of_a_pipeline_have_the_hosts_bits),
+        with_fixture(queued_states_that_ranks_divide_have_the_hosts_bits),
+        with_fixture(queued_states_behind_methods_have_the_hosts_bits),
+        with_fixture(queued_events_of_divided_blocks_are_counted),
+        with_fixture(queued_steps_that_are_skipped_change_no_state),
+        with_fixture(queued_refreshes_of_every_kind_have_the_hosts_bits),
+        with_fixture(queued_refreshes_are_divided_when_all_are_due),
         with_fixture(queued_drawn_labels_have_the_bits_of_one_rank),
         with_fixture(queued_loss_that_is_not_finite_is_skipped_by_all),
         with_fixture(queued_exchanges_over_nccl_have_the_hosts_bits),

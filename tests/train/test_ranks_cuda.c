@@ -222,6 +222,56 @@ static void streamed_images_have_the_bits_of_one_rank(void **state)
     folder_remove(&data);
 }
 
+/* ---- what ranks divide ------------------------------------------------------------------------------------------------------
+ */
+
+/* A step with refreshes that are divided, and steps without; inverses and eigenvectors. */
+static void two_ranks_that_divide_refreshes_have_the_bits_of_one(void **state)
+{
+    static const char *const kinds[][2] = {{"kfac", "tcov=1 tinv=2"},
+                                           {"kfac", "kfac-inverse=eigen tcov=1 tinv=2 epochs=1"},
+                                           {"kfac", "refresh=spread tcov=1 tinv=3 epochs=1"},
+                                           {"foof", "tcov=2 tinv=3"},
+                                           {"lngd", "tcov=1 tinv=1 epochs=1"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        check_ranks(*state, (run){.model = "lenet5", .optim = kinds[i][0], .options = SMALL, .more = kinds[i][1]}, 2);
+}
+
+static void two_ranks_that_divide_state_have_the_bits_of_one(void **state)
+{
+    static const char *const optims[][2] = {{"sgd", "zero=1 clip=0.5"},
+                                            {"mac", "zero=1 tcov=2 tinv=2"},
+                                            {"kfac", "zero=1 tcov=2 tinv=2 kl-clip=0.0001"},
+                                            {"muon", "zero=1 normuon=true"},
+                                            {"shampoo", "zero=1 shampoo-start=1 shampoo-freq=2"},
+                                            {"soap", "zero=1"},
+                                            {"kfac+muon", "zero=1 tcov=1 tinv=2 epochs=1"},
+                                            {"adahessian", "zero=1 hessian-every=2 epochs=1"},
+                                            {"sophia", "zero=1 hessian-every=2 epochs=1"}};
+    for (size_t i = 0; i < sizeof optims / sizeof *optims; i++)
+        check_ranks(*state, (run){.model = "lenet5", .optim = optims[i][0], .options = SMALL, .more = optims[i][1]}, 2);
+}
+
+/* Equal matrices that one rank multiplies together and two ranks have apart: large ones, that cuBLASLt multiplies. */
+static void two_ranks_that_divide_equal_matrices_have_the_bits_of_one(void **state)
+{
+    check_ranks(
+        *state,
+        (run){.model = "mlp", .optim = "muon", .options = SMALL, .more = "zero=1 widths=784-512-512-512-512-512-10 epochs=1"},
+        2);
+}
+
+/* bf16 copies of weights that the other rank updates, and weights that are tested. */
+static void two_ranks_that_divide_state_have_all_copies_of_weights(void **state)
+{
+    fixture *f = *state;
+    check_ranks(
+        f, (run){.model = "resnet20", .optim = "sfadamw", .options = SMALL, .more = "zero=1 schedule=constant epochs=1"}, 2);
+    if (is_cuda())
+        check_ranks(f, (run){.model = "resnet20", .optim = "mac", .options = SMALL, .more = "zero=1 precision=bf16 ema=0.9"},
+                    2);
+}
+
 static void fast_sums_agree_and_replicas_are_equal(void **state)
 {
     fixture *f = *state;
@@ -302,6 +352,32 @@ static void run_of_one_rank_goes_on_with_two(void **state)
     assert_same_runs(f, "whole", "parts");
 }
 
+/* State that two ranks divide is rank 0's as a whole in the checkpoint, one rank goes on from it, and two again. */
+static void divided_state_goes_on_with_any_number(void **state)
+{
+    fixture *f = *state;
+    const run whole = {.model = "resnet20",
+                       .optim = "kfac+muon",
+                       .options = SMALL,
+                       .more = "zero=1 tcov=2 tinv=2",
+                       .ranks = 1,
+                       .name = "whole"};
+    run parts = whole;
+    need_run(f, &whole);
+    parts.name = "parts";
+    parts.ranks = 2;
+    parts.watch = stop_second;
+    assert_int_equal(go(f, &parts), ABAR_STOPPED);
+    parts.ranks = 1;
+    parts.resumes = true;
+    parts.watch = stop_first;
+    assert_int_equal(go(f, &parts), ABAR_STOPPED);
+    parts.ranks = 2;
+    parts.watch = NULL;
+    need_run(f, &parts);
+    assert_same_runs(f, "whole", "parts");
+}
+
 /* ---- NCCL
  * -------------------------------------------------------------------------------------------------------------------- */
 
@@ -330,6 +406,25 @@ static void nccl_of_one_rank_changes_no_bit(void **state)
     for (int i = 0; i < 2; i++) {
         run none = {.model = "resnet20", .optim = optims[i], .options = SMALL, .more = "micro=0", .ranks = 1}, nccl = none;
         nccl.more = "micro=0 transport=nccl";
+        check_pair(f, none, nccl);
+    }
+}
+
+static void nccl_of_one_rank_that_divides_state_changes_no_bit(void **state)
+{
+    fixture *f = *state;
+    if (!have_nccl(f)) skip();
+    static const char *const optims[][2] = {{"sgd", "micro=0 transport=nccl zero=1"},
+                                            {"kfac", "micro=0 tcov=2 tinv=3 transport=nccl zero=1"},
+                                            {"kfac+muon", "micro=0 tcov=1 tinv=2 transport=nccl zero=1"},
+                                            {"soap", "micro=0 transport=nccl zero=1"},
+                                            {"sfadamw", "micro=0 schedule=constant transport=nccl zero=1"}};
+    for (size_t i = 0; i < sizeof optims / sizeof *optims; i++) {
+        char plain[96];
+        snprintf(plain, sizeof plain, "%.*s", (int)(strstr(optims[i][1], " transport") - optims[i][1]), optims[i][1]);
+        const run none = {.model = "lenet5", .optim = optims[i][0], .options = SMALL, .more = plain, .ranks = 1};
+        run nccl = none;
+        nccl.more = optims[i][1];
         check_pair(f, none, nccl);
     }
 }
@@ -502,11 +597,17 @@ int main(int argc, char **argv)
         with_fixture(two_ranks_with_several_nodes_have_the_bits_of_one),
         with_fixture(two_ranks_with_attention_have_the_bits_of_one),
         with_fixture(streamed_images_have_the_bits_of_one_rank),
+        with_fixture(two_ranks_that_divide_refreshes_have_the_bits_of_one),
+        with_fixture(two_ranks_that_divide_state_have_the_bits_of_one),
+        with_fixture(two_ranks_that_divide_equal_matrices_have_the_bits_of_one),
+        with_fixture(two_ranks_that_divide_state_have_all_copies_of_weights),
         with_fixture(fast_sums_agree_and_replicas_are_equal),
         with_fixture(loss_that_is_not_finite_in_one_share_is_skipped_by_all),
         with_fixture(run_of_two_ranks_goes_on_with_one),
         with_fixture(run_of_one_rank_goes_on_with_two),
+        with_fixture(divided_state_goes_on_with_any_number),
         with_fixture(nccl_of_one_rank_changes_no_bit),
+        with_fixture(nccl_of_one_rank_that_divides_state_changes_no_bit),
         with_fixture(nccl_of_one_rank_sums_micro_batches_as_before),
         with_fixture(nccl_of_two_ranks_on_one_gpu_is_refused),
     };

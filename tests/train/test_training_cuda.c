@@ -90,6 +90,7 @@ static void small_networks_train_as_on_ref(void **state)
 {
     static const char *const cases[][3] = {
         {"mlp", "adamw", "batch=16 widths=784-32-10 lr=1e-3"},
+        {"mlp", "mac+adamw", "batch=16 widths=784-32-10 tcov=2 tinv=3 lr=1e-3 damping=0.3"},
         {"mlp", "smac", "batch=16 widths=784-32-10 tcov=2 tinv=3 damping=0.1"},
         {"mlp", "mac", "batch=16 accumulate=4 widths=784-32-10 tcov=2 tinv=3 damping=adaptive clip=0.5"},
         {"mlp", "mac", "batch=16 widths=784-32-10 tcov=2 tinv=3 damping=1 first-layer=dataset-mean"},

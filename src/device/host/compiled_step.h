@@ -54,8 +54,9 @@ struct abar__compiled_step {
     abar__step_outcome outcomes[ABAR_STEP_RESULTS];
 };
 
-/* abar__step_ops.commit and .share (keep.c). */
-abar_status abar__host_keep(abar_device *dev, abar__compiled_step *s, const double *to_mean);
+/* Of abar__step_ops (keep.c): commit, share and visit_derived. */
+abar_status abar__host_keep(abar_device *dev, abar__compiled_step *s, const double *to_mean, bool divided);
 abar_status abar__host_share(abar_device *dev, abar__compiled_step *s, const abar__owners *owners);
+abar_status abar__host_visit_derived(abar_device *dev, abar__compiled_step *s, bool all, abar__piece_visitor visit, void *user);
 
 #endif

@@ -101,28 +101,46 @@ static void renew(abar_device *dev, abar__compiled_step *s, int i)
         state->count[ABAR_COUNT_KEPT]++;
 }
 
-static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool committed)
+static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool committed, bool divided)
 {
     const abar__plan *p = &s->plans[i];
     if (!abar__refreshes(&s->desc.cadence, &s->states[i], p->number, abar__plan_is_calibrated(p), s->control.now, committed))
         return;
-    if (abar__owned_divides(s->owned, p))
+    if (divided && abar__owned_divides(s->owned, p))
         s->owned->due[s->owned->n_due++] = i;
     else
         renew(dev, s, i);
 }
 
-/* What other ranks derive is the same on all, failures included: it comes with the map's state. */
-static abar_status refresh_divided(abar_device *dev, abar__compiled_step *s)
+/* What other ranks derive is the same on all, failures included: they come with the map's state. */
+static void refresh_own(abar_device *dev, abar__compiled_step *s)
 {
     abar__owned *o = s->owned;
-    if (!o || o->n_due == 0) return ABAR_OK;
     abar__owned_assign(o, s->plans);
     for (int i = 0; i < o->n_due; i++)
-        if (o->owner[i] == o->ranks.rank) renew(dev, s, o->due[i]);
-    const abar_status status = abar__owned_gather(dev, o, s->plans, s->states);
-    o->n_due = 0;
-    return status;
+        if (o->owner[i] == o->rank) renew(dev, s, o->due[i]);
+}
+
+static abar_status visit_map(abar_device *dev, abar__compiled_step *s, int map, int owner, abar__piece_visitor visit,
+                             void *user)
+{
+    const abar__plan *p = &s->plans[map];
+    ABAR_TRY(visit(user, owner, &s->states[map], sizeof *s->states));
+    for (int i = 0; i < p->n_derived; i++) {
+        const abar__derived_tensor *d = &p->derived[i];
+        if (abar__is_renewed(p, d))
+            ABAR_TRY(visit(user, owner, d->data, (size_t)d->n * abar_dtype_size(abar__derived_dtype(p, d, dev->ops->dtype))));
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__host_visit_derived(abar_device *dev, abar__compiled_step *s, bool all, abar__piece_visitor visit, void *user)
+{
+    abar__owned *o = s->owned;
+    for (int i = 0; o && all && i < o->maps; i++)
+        if (abar__owned_divides(o, &s->plans[i])) ABAR_TRY(visit_map(dev, s, i, 0, visit, user));
+    for (int i = 0; o && !all && i < o->n_due; i++) ABAR_TRY(visit_map(dev, s, o->due[i], o->owner[i], visit, user));
+    return ABAR_OK;
 }
 
 static void begin_secant(abar_device *dev, abar__compiled_step *s, int i, const double *to_mean)
@@ -146,10 +164,11 @@ static void offer_rows(abar__compiled_step *s, int i, const double *factor)
                                          .products = &s->products[3 * i]};
 }
 
-abar_status abar__host_keep(abar_device *dev, abar__compiled_step *s, const double *to_mean)
+abar_status abar__host_keep(abar_device *dev, abar__compiled_step *s, const double *to_mean, bool divided)
 {
     const double began = abar__seconds();
     bool committed = false;
+    if (s->owned) s->owned->n_due = 0;
     for (int i = 0; i < s->desc.n_maps; i++) {
         if (abar__plan_is_natural(&s->plans[i])) {
             offer_rows(s, i, to_mean ? to_mean + 3 * i : NULL);
@@ -167,9 +186,9 @@ abar_status abar__host_keep(abar_device *dev, abar__compiled_step *s, const doub
             continue;
         }
         if (s->plans[i].link == i) committed = to_mean && commit(dev, s, i, to_mean);
-        refresh(dev, s, i, committed);
+        refresh(dev, s, i, committed, divided);
     }
-    const abar_status status = refresh_divided(dev, s);
+    if (s->owned) refresh_own(dev, s);
     s->refresh_seconds += abar__seconds() - began;
-    return status;
+    return ABAR_OK;
 }

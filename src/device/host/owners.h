@@ -7,27 +7,20 @@
 #include "device/device_impl.h"
 
 typedef struct abar__owned {
-    abar__owners ranks;
+    int rank, ranks;
     int maps, n_due;
-    int *due;                /* maps whose refresh is due in this step */
-    int *owner;              /* of each of them: the rank */
-    double *load;            /* (ranks): cost of what each has */
-    int *at;                 /* (ranks): place of each in a walk over its maps */
-    int *part;               /* (ranks): likewise, tensor of that map */
-    void **recv;             /* (ranks) */
-    size_t *recv_bytes;      /* (ranks) */
-    abar__map_state *states; /* (maps), rank by rank */
-    size_t bytes;            /* of this and the arrays behind it */
+    int *due;     /* (maps): whose refresh is due in this step */
+    int *owner;   /* (maps), of each of them: the rank */
+    double *load; /* (ranks): cost of what each has */
+    size_t bytes; /* of this and the arrays behind it */
 } abar__owned;
 
-/* *out is NULL where there is one rank, and every map is its own. */
+/* *out is NULL where nothing is divided. */
 abar_status abar__owned_make(abar_device *dev, const abar__owners *ranks, int maps, abar__owned **out);
 void abar__owned_release(abar_device *dev, abar__owned *o);
 /* Whether ranks divide the refreshes of such maps: those with matrices. */
 bool abar__owned_divides(const abar__owned *o, const abar__plan *plan);
 /* Gives every map that is due an owner. */
 void abar__owned_assign(abar__owned *o, const abar__plan *plans);
-/* All ranks: sends what this one has derived of its maps, and receives the rest. */
-abar_status abar__owned_gather(abar_device *dev, abar__owned *o, const abar__plan *plans, abar__map_state *states);
 
 #endif

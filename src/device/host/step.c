@@ -458,6 +458,8 @@ static const abar__step_outcome *outcome(const abar__compiled_step *s, int64_t k
     return &s->outcomes[k % ABAR_STEP_RESULTS];
 }
 
+static int64_t *block_events(const abar__compiled_step *s) { return (int64_t *)(uintptr_t)&s->control.state.dropped; }
+
 static abar_status pull(abar_device *dev, abar__compiled_step *s, abar__step_state *state, abar__map_state *maps)
 {
     (void)dev;
@@ -506,4 +508,7 @@ const abar__step_ops abar__host_step = {
     .push = push,
     .times = times,
     .share = abar__host_share,
+    .visit_derived = abar__host_visit_derived,
+    .settle = NULL, /* states of maps are among what is derived */
+    .block_events = block_events,
 };

@@ -23,6 +23,7 @@ struct abar_bench {
     abar_bench_row *rows;   /* one per operation and the update; NULL: not profiled */
     abar__replays *replays; /* of abar__bench_steps on a queued device */
     int64_t given;          /* steps on the host so far */
+    abar__exchange exchange;
 };
 
 enum { WHOLE, FORWARD, BACKWARD, UPDATE, EXCHANGE, TIMES };
@@ -97,7 +98,8 @@ static abar_status make(abar_bench *b)
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));
     ABAR_TRY(abar__extra_net_build(b->ctx, setup, &b->info, b->dev, b->net, false, &b->extra));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, b->extra, &b->optim));
-    ABAR_TRY(abar__ranks_divide(b->ranks.comm, b->optim));
+    b->exchange = (abar__exchange){.comm = b->ranks.comm, .dev = b->dev};
+    ABAR_TRY(abar__ranks_divide(&b->exchange, b->optim));
     b->stepper = (abar__stepper){.ctx = b->ctx,
                                  .net = b->net,
                                  .extra = b->extra,

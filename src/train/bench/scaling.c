@@ -77,7 +77,7 @@ static abar_status measure_alone(abar_comm *comm, const abar_setup *setup, const
     abar_status status = abar__alloc(ctx, (size_t)steps * sizeof(double), &seconds);
     if (status == ABAR_OK && abar_comm_rank(comm) == 0)
         status = abar__bench_ranks_make(&one, setup, stepper->join->config.pending, &alone);
-    if (status == ABAR_OK) status = abar__ranks_divide(NULL, stepper->optim);
+    if (status == ABAR_OK) status = abar__ranks_divide(&(abar__exchange){0}, stepper->optim);
     status = abar_ranks_agree(ctx, comm, status, NULL);
     if (status == ABAR_OK) status = run_alone(comm, &alone, k, 2, NULL); /* warm */
     if (status == ABAR_OK) status = run_alone(comm, &alone, k + 2, steps, seconds);

@@ -21,10 +21,11 @@ typedef struct abar__cuda {
     cudaStream_t side_stream;        /* for work that may run concurrently with the main stream within one operation */
     cudaEvent_t fork, join;
     cudaStream_t stats_stream, main_stream; /* between side_begin and side_end stream is the former; else main is NULL */
-    cudaEvent_t stats_fork, stats_join;
+    cudaEvent_t stats_fork, stats_join, late[ABAR_LATE_MARKS];
     int processors;       /* streaming multiprocessors */
     size_t shared_memory; /* bytes a block may use, opted in */
     bool capturing;
+    bool chains;                        /* kernels can start before the one before has finished: chain.h */
     cudaError_t failure;                /* the first launch that failed since the last wait */
     void *nn;                           /* handles of cuDNN and cuBLASLt, opened by the first operation that needs them */
     void (*nn_close)(abar_device *dev); /* releases them; NULL: there are none */

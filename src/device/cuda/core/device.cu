@@ -79,6 +79,9 @@ static abar_status describe(abar_device *dev)
     CUDA_TRY(dev, cudaGetDeviceProperties(&about, dev->ordinal));
     cuda->processors = about.multiProcessorCount;
     cuda->shared_memory = about.sharedMemPerBlockOptin;
+    cudaFuncAttributes compiled;
+    CUDA_TRY(dev, cudaFuncGetAttributes(&compiled, probe));
+    cuda->chains = compiled.ptxVersion >= 90; /* code for older devices does not wait */
     dev->activation = dev->config.precision == ABAR_PRECISION_BF16 ? ABAR_BF16 : ABAR_F32;
     snprintf(dev->description, sizeof dev->description, "cuda: %.60s, %.0f GiB, %s", about.name,
              (double)about.totalGlobalMem / (double)(1 << 30), precisions[dev->config.precision]);
@@ -106,6 +109,7 @@ static abar_status make_queue(abar_device *dev)
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->stats_stream, cudaStreamNonBlocking));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->stats_fork, cudaEventDisableTiming));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->stats_join, cudaEventDisableTiming));
+    for (int i = 0; i < ABAR_LATE_MARKS; i++) CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->late[i], cudaEventDisableTiming));
     ABAR_TRY(cuda_alloc(dev, ABAR_CUDA_WORKSPACE, &cuda->workspace));
     ABAR_TRY(reserve_staging(dev, STAGING));
     return cuda_alloc(dev, ABAR_CUDA_TICKETS * sizeof(unsigned), (void **)&cuda->tickets);
@@ -124,6 +128,8 @@ static void cuda_close(abar_device *dev)
     if (cuda->join) cudaEventDestroy(cuda->join);
     if (cuda->stats_fork) cudaEventDestroy(cuda->stats_fork);
     if (cuda->stats_join) cudaEventDestroy(cuda->stats_join);
+    for (int i = 0; i < ABAR_LATE_MARKS; i++)
+        if (cuda->late[i]) cudaEventDestroy(cuda->late[i]);
     if (cuda->side_stream) cudaStreamDestroy(cuda->side_stream);
     if (cuda->stats_stream) cudaStreamDestroy(cuda->stats_stream);
     if (cuda->own_stream) cudaStreamDestroy(cuda->own_stream);
@@ -523,6 +529,20 @@ static abar_status side_join(abar_device *dev)
     return ABAR_OK;
 }
 
+static abar_status late_mark(abar_device *dev, int number)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    CUDA_TRY(dev, cudaEventRecord(cuda->late[number], cuda->side_stream));
+    return ABAR_OK;
+}
+
+static abar_status late_join(abar_device *dev, int number)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stream, cuda->late[number], 0));
+    return ABAR_OK;
+}
+
 static void *current(abar_device *dev) { return abar__cuda_of(dev)->stream; }
 
 static abar_status identify(abar_device *dev, char text[ABAR_DEVICE_IDENTITY])
@@ -543,6 +563,8 @@ static const abar__stream_ops stream = {
     .side_begin = side_begin,
     .side_end = side_end,
     .side_join = side_join,
+    .late_mark = late_mark,
+    .late_join = late_join,
     .event_create = event_create,
     .event_destroy = event_destroy,
     .event_record = event_record,

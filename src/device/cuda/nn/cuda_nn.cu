@@ -25,6 +25,7 @@ const abar__op_impl *const abar__cuda_nn[] = {
     &abar__cuda_embedding,
     &abar__cuda_tokens,
     &abar__cuda_class_token,
+    &abar__cuda_attention_wide,
     &abar__cuda_attention,
     &abar__cuda_patch_merge,
     &abar__cuda_token_mean,

@@ -15,14 +15,15 @@ extern const abar__op_impl abar__cuda_reorder, abar__cuda_flatten, abar__cuda_ac
     abar__cuda_shortcut, abar__cuda_dropout, abar__cuda_max_pool, abar__cuda_average_pool, abar__cuda_batch_norm,
     abar__cuda_layer_norm, abar__cuda_softmax_cross_entropy, abar__cuda_squared_error, abar__cuda_attention,
     abar__cuda_embedding, abar__cuda_tokens, abar__cuda_class_token, abar__cuda_patch_merge, abar__cuda_token_mean,
-    abar__cuda_token_first;                         /* own kernels */
-extern const abar__op_impl abar__cuda_conv_patches; /* cuBLASLt, for windows that do not overlap */
-extern const abar__op_impl abar__cuda_linear;       /* cuBLASLt */
-extern const abar__op_impl abar__cuda_conv_tiles;   /* own tensor-core kernels for few channels */
-extern const abar__op_impl abar__cuda_conv_race;    /* the same on large images, or cuDNN, whichever is faster */
-extern const abar__op_impl abar__cuda_conv_cudnn;   /* cuDNN's engines */
-extern const abar__op_impl abar__cuda_conv_product; /* cuBLASLt, for 1x1 windows of stride 1 */
-extern const abar__op_impl abar__cuda_conv_either;  /* the same windows, pass by pass by the faster one of those two */
+    abar__cuda_token_first;                           /* own kernels */
+extern const abar__op_impl abar__cuda_attention_wide; /* of compute capability 9.0 */
+extern const abar__op_impl abar__cuda_conv_patches;   /* cuBLASLt, for windows that do not overlap */
+extern const abar__op_impl abar__cuda_linear;         /* cuBLASLt */
+extern const abar__op_impl abar__cuda_conv_tiles;     /* own tensor-core kernels for few channels */
+extern const abar__op_impl abar__cuda_conv_race;      /* the same on large images, or cuDNN, whichever is faster */
+extern const abar__op_impl abar__cuda_conv_cudnn;     /* cuDNN's engines */
+extern const abar__op_impl abar__cuda_conv_product;   /* cuBLASLt, for 1x1 windows of stride 1 */
+extern const abar__op_impl abar__cuda_conv_either;    /* the same windows, pass by pass by the faster one of those two */
 extern const abar__op_impl abar__cuda_conv_plain, abar__cuda_linear_plain; /* own loops for all cases, last in the list */
 }
 

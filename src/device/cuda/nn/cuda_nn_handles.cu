@@ -15,7 +15,7 @@ static void close_libraries(abar_device *dev)
     if (!s) return;
     if (s->convolutions) s->forget_convolutions(dev, s->convolutions);
     if (s->races) s->forget_races(dev, s->races);
-    if (s->products) s->forget_products(dev, s->products);
+    abar__autotune_cache_close(s->products);
     abar__autotune_cache_close(s->autotune);
     if (s->side) s->dnn_api.cudnnDestroy(s->side);
     if (s->main) s->dnn_api.cudnnDestroy(s->main);

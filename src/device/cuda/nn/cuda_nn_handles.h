@@ -20,10 +20,9 @@ typedef struct abar__cuda_nn_state {
     void (*forget_convolutions)(abar_device *dev, void *convolutions);
     void *races; /* the same for conv/race.cu */
     void (*forget_races)(abar_device *dev, void *races);
-    void *products; /* the same for linear.cu */
-    void (*forget_products)(abar_device *dev, void *products);
     bool asked;                     /* autotune has been opened, or there is none */
     abar__autotune_cache *autotune; /* measured by earlier processes and this one; NULL: there is no cache */
+    abar__autotune_cache *products; /* the same of linear layers, opened by the first one (linear_choice.cu) */
 } abar__cuda_nn_state;
 
 extern "C" {

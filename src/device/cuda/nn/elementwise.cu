@@ -1,4 +1,5 @@
 /* Operations on one element at a time, in the layout of their input: activation, sum, dropout. */
+#include "device/cuda/nn/activation.h"
 #include "device/cuda/nn/dropout.h"
 
 /* A pack from element i on; past the end of n elements it reads zeros and stores nothing. Values begin on a multiple of 16
@@ -47,11 +48,6 @@ template <typename T> static dim3 pack_grid(int64_t n)
 
 /* ---- activation ------------------------------------------------------------------------------------------------ */
 
-#define SQRT_HALF 0.70710678f
-#define INV_SQRT_2PI 0.39894228f
-#define SQRT_2_OVER_PI 0.79788456f
-#define GELU_CUBIC 0.044715f
-
 static abar_status activation_create(abar__op *op)
 {
     if (op->desc.activation == ABAR_ACT_NONE) return ABAR_E_UNSUPPORTED;
@@ -63,85 +59,50 @@ static abar_status activation_create(abar__op *op)
     return ABAR_OK;
 }
 
-/* The normal distribution at v and, if asked for, its density; T: the type of the result. With q = e^(-v^2/2), which both
- * share, and t = 1 / (1 + 0.2316419 |v|): 1 - P(|v|) = q t (b1 + t (b2 + ...)) (Abramowitz and Stegun 26.2.17, error below
- * 1e-7). It takes a third of the instructions of erff, and is accurate enough for bf16. */
-template <typename T> __device__ static inline float normal_distribution(float v, float *density)
+/* A thread owns PACKS packs of the n elements, a block's apart. */
+enum { PACKS = 2 };
+
+template <typename T> __device__ static inline int64_t pack_of(int k)
 {
-    if constexpr (sizeof(T) == sizeof(float)) {
-        if (density) *density = INV_SQRT_2PI * expf(-0.5f * v * v);
-        return 0.5f * (1.0f + erff(v * SQRT_HALF));
-    } else {
-        const float t = __fdividef(1.0f, 1.0f + 0.2316419f * fabsf(v)), q = INV_SQRT_2PI * __expf(-0.5f * v * v);
-        const float sum =
-            t * (0.319381530f + t * (-0.356563782f + t * (1.781477937f + t * (-1.821255978f + t * 1.330274429f))));
-        if (density) *density = q;
-        return v < 0.0f ? q * sum : 1.0f - q * sum;
-    }
+    return (((int64_t)blockIdx.x * PACKS + k) * ABAR_CUDA_THREADS + threadIdx.x) * pack<T>::n;
 }
 
-/* (1 + tanh v) / 2 = 1 / (1 + e^(-2v)). */
-template <typename T> __device__ static inline float logistic(float v)
+template <typename T> static dim3 packs_grid(int64_t n)
 {
-    if constexpr (sizeof(T) == sizeof(float))
-        return 0.5f * (1.0f + tanhf(v));
-    else
-        return __fdividef(1.0f, 1.0f + __expf(-2.0f * v));
+    return dim3((unsigned)abar__cuda_blocks(n, (int64_t)PACKS * ABAR_CUDA_THREADS * pack<T>::n));
 }
 
-template <typename T> __device__ static inline float activate(abar__activation kind, float x)
+template <typename T, abar__activation KIND>
+static __global__ void __launch_bounds__(ABAR_CUDA_THREADS) activation_kernel(int64_t n, const T *x, T *y)
 {
-    switch (kind) {
-    case ABAR_ACT_NONE: break;
-    case ABAR_ACT_RELU: return x < 0.0f ? 0.0f : x; /* keeps a NaN, which fmaxf would drop */
-    case ABAR_ACT_TANH: return tanhf(x);
-    case ABAR_ACT_GELU_ERF: return x * normal_distribution<T>(x, NULL);
-    case ABAR_ACT_GELU_TANH: return x * logistic<T>(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x));
-    }
-    return x;
-}
-
-/* The derivative, from the output for ReLU and tanh, from the input for GELU. */
-template <typename T> __device__ static inline float slope(abar__activation kind, float v)
-{
-    switch (kind) {
-    case ABAR_ACT_NONE: break;
-    case ABAR_ACT_RELU: return v > 0.0f ? 1.0f : 0.0f;
-    case ABAR_ACT_TANH: return 1.0f - v * v;
-    case ABAR_ACT_GELU_ERF: {
-        float density, below = normal_distribution<T>(v, &density);
-        return below + v * density;
-    }
-    case ABAR_ACT_GELU_TANH: {
-        float square = v * v, h = logistic<T>(SQRT_2_OVER_PI * v * (1.0f + GELU_CUBIC * square));
-        return h + 2.0f * v * h * (1.0f - h) * SQRT_2_OVER_PI * (1.0f + 3.0f * GELU_CUBIC * square);
-    }
-    }
-    return 1.0f;
-}
-
-/* A thread owns a pack of the n elements. */
-template <typename T> static __global__ void activation_kernel(int64_t n, abar__activation kind, const T *x, T *y)
-{
-    const int64_t i = pack_begin<T>();
-    if (i >= n) return;
-    pack<T> a = load_upto(x, i, n);
+    pack<T> a[PACKS];
 #pragma unroll
-    for (int k = 0; k < pack<T>::n; k++) a.v[k] = activate<T>(kind, a.v[k]);
-    store_upto(y, i, n, a);
+    for (int k = 0; k < PACKS; k++) a[k] = load_upto(x, pack_of<T>(k), n);
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+#pragma unroll
+        for (int e = 0; e < pack<T>::n; e++) a[k].v[e] = activate<T, KIND>(a[k].v[e]);
+        store_upto(y, pack_of<T>(k), n, a[k]);
+    }
 }
 
 /* dx = (dy + dy2) slope; value is the y or x that the slope is computed from. */
-template <typename T>
-static __global__ void activation_grad_kernel(int64_t n, abar__activation kind, const T *dy, const T *dy2, const T *value,
-                                              T *dx)
+template <typename T, abar__activation KIND>
+static __global__ void __launch_bounds__(ABAR_CUDA_THREADS)
+    activation_grad_kernel(int64_t n, const T *dy, const T *dy2, const T *value, T *dx)
 {
-    const int64_t i = pack_begin<T>();
-    if (i >= n) return;
-    pack<T> g = sum_upto(dy, dy2, i, n), v = load_upto(value, i, n);
+    pack<T> g[PACKS], v[PACKS];
 #pragma unroll
-    for (int k = 0; k < pack<T>::n; k++) g.v[k] *= slope<T>(kind, v.v[k]);
-    store_upto(dx, i, n, g);
+    for (int k = 0; k < PACKS; k++) {
+        g[k] = sum_upto(dy, dy2, pack_of<T>(k), n);
+        v[k] = load_upto(value, pack_of<T>(k), n);
+    }
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+#pragma unroll
+        for (int e = 0; e < pack<T>::n; e++) g[k].v[e] = apply_slope<T, KIND>(g[k].v[e], v[k].v[e]);
+        store_upto(dx, pack_of<T>(k), n, g[k]);
+    }
 }
 
 /* A ReLU whose choices are kept, a byte per element; one that records lets a NaN through. */
@@ -182,20 +143,44 @@ template <typename T> static void pattern_run(abar__op *op, const abar__op_args 
                           (const T *)a->x[0], (uint8_t *)a->pattern, (T *)a->y);
 }
 
-template <typename T> static void activation_run(abar__op *op, const abar__op_args *a, bool back)
+template <typename T> static void forward_run(abar_device *dev, abar__activation kind, const void *x, void *y, int64_t n)
 {
-    if (op->desc.patterned) {
-        pattern_run<T>(op, a, back);
-        return;
-    }
+    const auto kernel = kind == ABAR_ACT_RELU       ? activation_kernel<T, ABAR_ACT_RELU>
+                        : kind == ABAR_ACT_TANH     ? activation_kernel<T, ABAR_ACT_TANH>
+                        : kind == ABAR_ACT_GELU_ERF ? activation_kernel<T, ABAR_ACT_GELU_ERF>
+                                                    : activation_kernel<T, ABAR_ACT_GELU_TANH>;
+    abar__cuda_launch(dev, kernel, packs_grid<T>(n), ABAR_CUDA_THREADS, 0, n, (const T *)x, (T *)y);
+}
+
+template <typename T> static void backward_run(abar__op *op, const abar__op_args *a)
+{
+    const abar__activation kind = op->desc.activation;
     const int64_t n = abar__shape_count(&op->desc.out);
     const void *value = op->backward_needs == ABAR_NEEDS_Y ? a->y : a->x[0];
-    if (back)
-        abar__cuda_launch(op->dev, activation_grad_kernel<T>, pack_grid<T>(n), ABAR_CUDA_THREADS, 0, n, op->desc.activation,
-                          (const T *)a->dy, (const T *)a->dy2, (const T *)value, (T *)a->dx[0]);
+    const auto kernel = kind == ABAR_ACT_RELU       ? activation_grad_kernel<T, ABAR_ACT_RELU>
+                        : kind == ABAR_ACT_TANH     ? activation_grad_kernel<T, ABAR_ACT_TANH>
+                        : kind == ABAR_ACT_GELU_ERF ? activation_grad_kernel<T, ABAR_ACT_GELU_ERF>
+                                                    : activation_grad_kernel<T, ABAR_ACT_GELU_TANH>;
+    abar__cuda_launch(op->dev, kernel, packs_grid<T>(n), ABAR_CUDA_THREADS, 0, n, (const T *)a->dy, (const T *)a->dy2,
+                      (const T *)value, (T *)a->dx[0]);
+}
+
+void abar__cuda_activate(abar_device *dev, abar__activation kind, const void *x, void *y, int64_t count)
+{
+    if (abar__cuda_is_bf16(dev))
+        forward_run<bf16>(dev, kind, x, y, count);
     else
-        abar__cuda_launch(op->dev, activation_kernel<T>, pack_grid<T>(n), ABAR_CUDA_THREADS, 0, n, op->desc.activation,
-                          (const T *)a->x[0], (T *)a->y);
+        forward_run<float>(dev, kind, x, y, count);
+}
+
+template <typename T> static void activation_run(abar__op *op, const abar__op_args *a, bool back)
+{
+    if (op->desc.patterned)
+        pattern_run<T>(op, a, back);
+    else if (back)
+        backward_run<T>(op, a);
+    else
+        forward_run<T>(op->dev, op->desc.activation, a->x[0], a->y, abar__shape_count(&op->desc.out));
 }
 
 static abar_status activation_forward(abar__op *op, const abar__op_args *a)

@@ -133,6 +133,7 @@ static __global__ void __launch_bounds__(THREADS)
     const double scale = grad_scale * numbers->factor;
     for (int64_t u = blockIdx.x; u < n; u += gridDim.x) {
         const abar__extra_item item = items[units[u].item];
+        if (!item.diagonal) continue; /* another rank keeps it */
         const int64_t first = (int64_t)units[u].first * SPAN, end = unit_end(item, first);
         const int64_t stride = item.inputs ? item.inputs : 1, kernel = item.taps * stride;
         /* the thread that meets the first tap of a kernel does all of them */
@@ -154,6 +155,7 @@ static __global__ void __launch_bounds__(THREADS)
     const float scale = (float)numbers->factor, rest = (float)(1.0 - (double)decay);
     for (int64_t u = blockIdx.x; u < n; u += gridDim.x) {
         const abar__extra_item item = items[units[u].item];
+        if (!item.diagonal) continue;
         const int64_t first = (int64_t)units[u].first * SPAN, end = unit_end(item, first);
         for (int64_t i = first + threadIdx.x; i < end; i += THREADS) {
             const float g = scale * ((const float *)item.grad)[i];

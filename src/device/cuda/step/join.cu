@@ -195,6 +195,21 @@ static abar_status average(abar_device *dev, int64_t length, double momentum, vo
     return abar__cuda_status(dev);
 }
 
+/* ---- counters ----------------------------------------------------------------------------------------------------- */
+
+/* Thread i: counter i. */
+static __global__ void count_all(int64_t *counters, const int64_t *before, const int64_t *all, int n, int ranks)
+{
+    const int i = (int)threadIdx.x;
+    if (i < n) counters[i] = abar__join_counted(before[i], all, i, n, ranks);
+}
+
+static abar_status count(abar_device *dev, int64_t *counters, const int64_t *before, const int64_t *all, int n, int ranks)
+{
+    abar__cuda_launch(dev, count_all, dim3(1), dim3(32), 0, counters, before, all, n, ranks);
+    return abar__cuda_status(dev);
+}
+
 extern "C" const abar__join_ops abar__cuda_join = {
     .add = add,
     .note = note,
@@ -202,4 +217,5 @@ extern "C" const abar__join_ops abar__cuda_join = {
     .pack = pack_span,
     .unpack = unpack_span,
     .average = average,
+    .count = count,
 };

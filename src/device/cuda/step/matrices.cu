@@ -101,9 +101,10 @@ __device__ static void ask(const abar__cuda_map &map, abar__cuda_inversion *aske
     }
 }
 
-/* Block b: map first + b. Commits its vectors, counts what became of its sums, asks for the inverses that are due. */
-static __global__ void __launch_bounds__(THREADS)
-    plan_maps(const __grid_constant__ abar__cuda_maps k, int first, const __grid_constant__ abar__cuda_means means)
+/* Block b: map first + b. Commits its vectors, counts what became of its sums, asks for the inverses that are due. divided:
+ * those that another rank makes come later. */
+static __global__ void __launch_bounds__(THREADS) plan_maps(const __grid_constant__ abar__cuda_maps k, int first,
+                                                            const __grid_constant__ abar__cuda_means means, bool divided)
 {
     __shared__ double shared[32];
     const int at = first + (int)blockIdx.x;
@@ -132,7 +133,7 @@ static __global__ void __launch_bounds__(THREADS)
             derive_vectors(m, s, unbias, v);
             s.count[ABAR_COUNT_READY] = 1;
         } else if (threadIdx.x == 0) {
-            ask(map, k.asked, unbias, v);
+            if (!divided || !map.elsewhere) ask(map, k.asked, unbias, v);
             k.tried[map.dense] = 1;
         }
     }
@@ -252,15 +253,19 @@ static abar_status multiply(abar_device *dev, const abar__cuda_maps *m)
     return ABAR_OK;
 }
 
-extern "C" abar_status abar__cuda_keep_matrices(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
+extern "C" abar_status abar__cuda_keep_matrices(abar_device *dev, const abar__cuda_maps *m, const double *to_mean, bool divided)
 {
     if (to_mean) commit_squares(dev, m, to_mean);
     for (int first = 0; first < m->n; first += ABAR_MEANS) {
         const int n = abar__cuda_maps_from(m, first);
         abar__cuda_launch(dev, plan_maps, dim3((unsigned)n), dim3(THREADS), 0, *m, first,
-                          abar__cuda_means_of(to_mean, first, n));
+                          abar__cuda_means_of(to_mean, first, n), divided);
     }
-    if (m->inverter) ABAR_TRY(abar__cuda_invert_wanted(dev, m->inverter));
+    return m->inverter ? abar__cuda_invert_wanted(dev, m->inverter) : abar__cuda_status(dev);
+}
+
+extern "C" abar_status abar__cuda_settle_matrices(abar_device *dev, const abar__cuda_maps *m)
+{
     abar__cuda_launch(dev, settle_maps, dim3((unsigned)m->n_dense), dim3(THREADS), 0, *m);
     return abar__cuda_status(dev);
 }

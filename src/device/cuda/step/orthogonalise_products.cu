@@ -58,12 +58,13 @@ static cublasStatus_t set(const abar__ns_blas *blas, cublasLtMatmulPreference_t 
     return blas->api.cublasLtMatmulPreferenceSetAttribute(p, what, value, bytes);
 }
 
-/* Algorithms for d = a b + c, c and d of one layout, the most promising first. */
+/* Algorithms for d = a b + c, c and d of one layout, the most promising first. splits: they may cut sums into parts. */
 static cublasStatus_t ask(const abar__ns_blas *blas, const abar__ns_product *p, cublasLtMatrixLayout_t a,
-                          cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d, cublasLtMatmulHeuristicResult_t *out, int *found)
+                          cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d, bool splits, cublasLtMatmulHeuristicResult_t *out,
+                          int *found)
 {
     const uint64_t workspace = ABAR_NS_WORKSPACE;
-    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t reductions = splits ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasLtMatmulPreference_t preference;
     cublasStatus_t status = blas->api.cublasLtMatmulPreferenceCreate(&preference);
     if (status) return status;
@@ -142,21 +143,21 @@ static float time_of(abar_device *dev, const abar__ns_blas *blas, const abar__ns
     return best;
 }
 
-/* Gives p cuBLASLt's first suggestion, or with events the fastest one. */
-static cublasStatus_t choose(abar_device *dev, const abar__ns_blas *blas, abar__ns_product *p, const operands *o,
-                             cudaEvent_t const *events)
+/* Gives p the fastest of cuBLASLt's suggestions. */
+static cublasStatus_t choose_fastest(abar_device *dev, const abar__ns_blas *blas, abar__ns_product *p, const operands *o,
+                                     cudaEvent_t const *events)
 {
     cublasLtMatmulHeuristicResult_t advice[CANDIDATES];
     int found, chosen = -1;
     float best = -1.0f;
-    const cublasStatus_t status = ask(blas, p, o->of_a, o->of_b, o->of_d, advice, &found);
+    const cublasStatus_t status = ask(blas, p, o->of_a, o->of_b, o->of_d, true, advice, &found);
     if (status) return status;
-    for (int i = 0; i < found && (events || chosen < 0); i++) {
+    for (int i = 0; i < found; i++) {
         if (advice[i].state) continue;
         abar__ns_product candidate = *p;
         candidate.algo = advice[i].algo;
         candidate.workspace = advice[i].workspaceSize;
-        const float ms = events ? time_of(dev, blas, &candidate, o, events) : 0.0f;
+        const float ms = time_of(dev, blas, &candidate, o, events);
         if (ms < 0.0f || (chosen >= 0 && ms >= best)) continue;
         chosen = i;
         best = ms;
@@ -165,15 +166,49 @@ static cublasStatus_t choose(abar_device *dev, const abar__ns_blas *blas, abar__
     return chosen < 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 
+/* Gives p the first suggestion for a single block, of which o has the layouts: ranks that divide a group (--zero 1) compute a
+ * block in the same way, however many each of them has. */
+static cublasStatus_t choose_first(abar_device *dev, const abar__ns_blas *blas, abar__ns_product *p, const operands *o,
+                                   const operands *all)
+{
+    cublasLtMatmulHeuristicResult_t advice[CANDIDATES];
+    int found;
+    const cublasStatus_t status = ask(blas, p, o->of_a, o->of_b, o->of_d, false, advice, &found);
+    if (status) return status;
+    for (int i = 0; i < found; i++) {
+        if (advice[i].state) continue;
+        p->algo = advice[i].algo;
+        p->workspace = ABAR_NS_WORKSPACE;
+        if (!multiply(dev, blas, p, all)) return CUBLAS_STATUS_SUCCESS; /* it runs on the whole group, too */
+    }
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+static const float some[3] = {3.0f, -4.0f, 2.0f}; /* coefficients */
+
 static abar_status choose_all(abar_device *dev, const abar__ns_blas *blas, abar__ns_products *p, cudaEvent_t const *events)
 {
-    const float some[3] = {3.0f, -4.0f, 2.0f};
     operands list[3];
     list_operands(blas, p, some, 0, list);
-    if (events) choose(dev, blas, &p->of_s, &list[0], events); /* not counted: an idle device is slow at first */
-    ABAR_TRY(explain(dev, blas, choose(dev, blas, &p->of_s, &list[0], events)));
-    ABAR_TRY(explain(dev, blas, choose(dev, blas, &p->of_b, &list[1], events)));
-    return explain(dev, blas, choose(dev, blas, &p->of_y, &list[2], events));
+    choose_fastest(dev, blas, &p->of_s, &list[0], events); /* not counted: an idle device is slow at first */
+    ABAR_TRY(explain(dev, blas, choose_fastest(dev, blas, &p->of_s, &list[0], events)));
+    ABAR_TRY(explain(dev, blas, choose_fastest(dev, blas, &p->of_b, &list[1], events)));
+    return explain(dev, blas, choose_fastest(dev, blas, &p->of_y, &list[2], events));
+}
+
+static abar_status choose_fixed(abar_device *dev, const abar__ns_blas *blas, const abar__ns_group *group, abar__ns_products *p)
+{
+    abar__ns_products one = {};
+    operands single[3], list[3];
+    cublasStatus_t status = make_layout(blas, group->c, group->r, 1, &one.x);
+    if (!status) status = make_layout(blas, group->r, group->r, 1, &one.s);
+    list_operands(blas, &one, some, 0, single);
+    list_operands(blas, p, some, 0, list);
+    if (!status) status = choose_first(dev, blas, &p->of_s, &single[0], &list[0]);
+    if (!status) status = choose_first(dev, blas, &p->of_b, &single[1], &list[1]);
+    if (!status) status = choose_first(dev, blas, &p->of_y, &single[2], &list[2]);
+    abar__ns_products_destroy(blas, &one);
+    return explain(dev, blas, status);
 }
 
 static abar_status choose_measured(abar_device *dev, const abar__ns_blas *blas, const abar__ns_group *group,
@@ -199,7 +234,7 @@ abar_status abar__ns_products_create(abar_device *dev, const abar__ns_blas *blas
     if (!status) status = make_desc(blas, CUBLAS_OP_T, &out->of_b);
     if (!status) status = make_desc(blas, CUBLAS_OP_N, &out->of_y);
     ABAR_TRY(explain(dev, blas, status));
-    return measured ? choose_measured(dev, blas, group, out) : choose_all(dev, blas, out, NULL);
+    return measured ? choose_measured(dev, blas, group, out) : choose_fixed(dev, blas, group, out);
 }
 
 void abar__ns_products_destroy(const abar__ns_blas *blas, abar__ns_products *p)

@@ -160,6 +160,14 @@ static abar_status rebind(abar_device *dev, abar__compiled_step *p, const abar__
     return abar__cuda_multiplier_rebind(dev, p->m.multiplier, p->to_multiply);
 }
 
+static abar_status share(abar_device *dev, abar__compiled_step *p, const abar__owners *owners)
+{
+    if (p->m.n_factors == 0) return ABAR_OK;
+    CUDA_TRY(dev, cudaEventSynchronize(p->sent));
+    ABAR_TRY(abar__cuda_give_owners(dev, p, owners));
+    return send_tables(dev, p);
+}
+
 static abar_status fetch(abar_device *dev, void *to, const void *from, size_t n)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
@@ -182,6 +190,7 @@ static void destroy(abar_device *dev, abar__compiled_step *p)
     abar__cuda_extra_destroy(dev, p->extra);
     abar__cuda_natural_destroy(dev, p->natural);
     if (p->sent) cudaEventDestroy(p->sent);
+    abar__owned_release(dev, p->owned);
     abar__cuda_pinned_free(dev, p->host, p->host_bytes);
     abar_device_free(dev, p->memory, p->memory_bytes);
     abar__free(dev->ctx, p, sizeof *p);
@@ -289,7 +298,12 @@ static abar_status check(abar_device *dev, abar__compiled_step *p, double grad_s
     return abar__cuda_status(dev);
 }
 
-static abar_status keep(abar_device *dev, abar__compiled_step *p, const double *to_mean)
+static abar_status settle(abar_device *dev, abar__compiled_step *p)
+{
+    return p->m.n_dense > 0 ? abar__cuda_settle_matrices(dev, &p->m) : ABAR_OK;
+}
+
+static abar_status keep(abar_device *dev, abar__compiled_step *p, const double *to_mean, bool divided)
 {
     if (p->m.n == 0) return ABAR_OK;
     if (p->natural) {
@@ -297,7 +311,8 @@ static abar_status keep(abar_device *dev, abar__compiled_step *p, const double *
         return ABAR_OK;
     }
     ABAR_TRY(abar__cuda_keep_vectors(dev, &p->m, to_mean));
-    return p->m.n_dense > 0 ? abar__cuda_keep_matrices(dev, &p->m, to_mean) : ABAR_OK;
+    if (p->m.n_dense > 0) ABAR_TRY(abar__cuda_keep_matrices(dev, &p->m, to_mean, divided));
+    return divided ? ABAR_OK : settle(dev, p);
 }
 
 static abar_status precondition(abar_device *dev, abar__compiled_step *p, bool measure)
@@ -373,6 +388,8 @@ static const int64_t *step_now(const abar__compiled_step *p) { return &p->m.now-
 
 static void *losses(const abar__compiled_step *p) { return &p->m.now->seen; }
 
+static int64_t *block_events(const abar__compiled_step *p) { return &p->m.now->state.dropped; }
+
 static const abar__step_outcome *outcome(const abar__compiled_step *p, int64_t k)
 {
     return &p->outcomes[k % ABAR_STEP_RESULTS];
@@ -420,5 +437,8 @@ extern "C" const abar__step_ops abar__cuda_step = {
     .pull = pull,
     .push = push,
     .times = times,
-    .share = NULL, /* every rank makes all refreshes */
+    .share = share,
+    .visit_derived = abar__cuda_visit_derived,
+    .settle = settle,
+    .block_events = block_events,
 };

@@ -37,6 +37,7 @@ typedef struct abar__cuda_map {
     int32_t matrix[2]; /* the plan's derived tensors of these factors */
     int32_t wave;      /* of multiplications; all but the last leave G^ in the place of G */
     float *product;    /* (out, columns), then (out): G^ before any scale; shared by waves */
+    int32_t elsewhere; /* 1: where ranks divide refreshes, another one makes its inverses */
 } abar__cuda_map;
 
 #define ABAR_CLIP_BLOCKS 32 /* that share the rows of a map */
@@ -83,9 +84,11 @@ static inline bool clips_means(const abar__cuda_maps *m) { return m->cadence.kl_
 extern "C" {
 /* Copies u of every map into the order of the weight's memory: call when u came from outside. */
 void abar__cuda_order_maps(abar_device *dev, const abar__cuda_maps *m);
-/* Commits where to_mean is given, refreshes what is due. */
+/* Commits where to_mean is given, refreshes what is due; of matrices their inverses, but for those made elsewhere where it is
+ * divided. When all are there they are settled. */
 abar_status abar__cuda_keep_vectors(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
-abar_status abar__cuda_keep_matrices(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
+abar_status abar__cuda_keep_matrices(abar_device *dev, const abar__cuda_maps *m, const double *to_mean, bool divided);
+abar_status abar__cuda_settle_matrices(abar_device *dev, const abar__cuda_maps *m);
 /* Decides how the passes shall treat every map. */
 void abar__cuda_treat_vectors(abar_device *dev, const abar__cuda_maps *m);
 abar_status abar__cuda_treat_matrices(abar_device *dev, const abar__cuda_maps *m);

@@ -8,6 +8,10 @@
 #include "device/cuda/step/orthogonalise.h"
 #include "device/cuda/step/step.h"
 
+extern "C" {
+#include "device/host/owners.h"
+}
+
 #define ABAR_NORM_SPAN 4096 /* elements of one unit of the norm */
 
 typedef struct abar__norm_item {
@@ -52,6 +56,7 @@ struct abar__compiled_step {
     abar__cuda_factor *factors;      /* (n_factors) */
     abar__cuda_product *to_multiply; /* (n_dense) */
     cudaEvent_t sent;                /* the tables */
+    abar__owned *owned;              /* refreshes that ranks divide; NULL: every rank makes all */
 };
 
 /* Where the host fills in what the device has at this address. */
@@ -69,6 +74,10 @@ abar_status abar__cuda_make_tables(abar_device *dev, abar__compiled_step *p, con
 abar_status abar__cuda_make_dense(abar_device *dev, abar__compiled_step *p);
 /* p->to_multiply anew, with the gradients of now. */
 void abar__cuda_fill_products(abar__compiled_step *p);
+/* owners.cu: gives each dense map whose inverses are renewed to a rank, in the tables on the host's side; and abar__step_ops.
+ */
+abar_status abar__cuda_give_owners(abar_device *dev, abar__compiled_step *p, const abar__owners *owners);
+abar_status abar__cuda_visit_derived(abar_device *dev, abar__compiled_step *p, bool all, abar__piece_visitor visit, void *user);
 }
 
 #endif

@@ -190,13 +190,11 @@ template <class Rule> __device__ static inline void update_one(const abar__cuda_
     if (!Rule::to_grad && p.shadow) p.shadow[i] = __float2bfloat16_rn(w);
 }
 
-/* Elements i .. i + 3; w and s0 were loaded before. */
+/* Elements i .. i + 3; w and the states were loaded before. */
 template <class Rule>
 __device__ static inline void update_four(const abar__cuda_part &p, const Rule &rule, int64_t i, const pack<float> &g,
-                                          pack<float> w, pack<float> s0)
+                                          pack<float> w, pack<float> s0, pack<float> s1)
 {
-    pack<float> s1 = {};
-    if (Rule::states > 1) s1 = load_pack(p.state[1] + i);
 #pragma unroll
     for (int j = 0; j < 4; j++) w.v[j] = apply(rule, p, i + j, w.v[j], g.v[j], s0.v[j], s1.v[j]);
     store_pack((Rule::to_grad ? p.grad : p.weight) + i, w);
@@ -254,43 +252,78 @@ __device__ static void update_slowly(const abar__cuda_item &it, const segment &s
     }
 }
 
-/* Four by four; gradient, weight and first state wait in registers for c. */
+/* Quads of a thread that are loaded together: all, so that gradient, weight and state wait in registers for c; with two states
+ * a third of them, so that more blocks share a multiprocessor, and a gradient that c needs is read again (from the cache).
+ * Loads come before stores, which might reach the same memory for all that the compiler knows. */
+template <class Rule> static constexpr int quads_at_once = Rule::states > 1 ? ABAR_UPDATE_QUADS / 3 : ABAR_UPDATE_QUADS;
+template <class Rule> static constexpr int blocks_at_once = Rule::states > 1 ? 3 : 2;
+
+/* N quads, from the thread's quad `first` of the segment on; zeros past the end of `quads`, and where from is NULL. */
+template <int N>
+__device__ static inline void load_quads(pack<float> (&to)[N], const float *from, const segment &s, int first, int quads)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int q = s.lane + (first + j) * s.team;
+        to[j] = pack<float>{};
+        if (from && q < quads) to[j] = load_pack(from + 4 * q);
+    }
+}
+
+/* Their product with those of u. */
+template <int N>
+__device__ static inline float dot_quads(const pack<float> (&g)[N], const float *u, const segment &s, int first, int quads)
+{
+    float part = 0.0f;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int q = s.lane + (first + j) * s.team;
+        if (q >= quads) continue;
+        const pack<float> v = load_pack(u + 4 * q);
+#pragma unroll
+        for (int i = 0; i < 4; i++) part += g[j].v[i] * v.v[i];
+    }
+    return part;
+}
+
+/* Four by four. */
 template <class Rule>
 __device__ static void update_quickly(const abar__cuda_item &it, const segment &s, const float *grad, bool rank1, float scale,
                                       const Rule &rule, float *shared, float *c)
 {
+    constexpr int N = quads_at_once<Rule>;
     const int quads = (int)(s.n / 4);
+    const bool finds_c = rank1 && !it.coefficient, one_pass = N == ABAR_UPDATE_QUADS;
     const bool has_state = Rule::states > 0 && it.body.state[0] != nullptr;
-    pack<float> g[ABAR_UPDATE_QUADS], w[ABAR_UPDATE_QUADS], s0[ABAR_UPDATE_QUADS];
-#pragma unroll
-    for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
-        const int q = s.lane + j * s.team;
-        if (q >= quads) continue;
-        g[j] = load_pack(grad + s.base + 4 * q);
-        w[j] = Rule::to_grad ? pack<float>{} : load_pack(it.body.weight + s.base + 4 * q);
-        s0[j] = has_state ? load_pack(it.body.state[0] + s.base + 4 * q) : pack<float>{};
-    }
-    if (rank1 && !it.coefficient) {
+    const float *weight = Rule::to_grad ? nullptr : it.body.weight + s.base;
+    const float *state0 = has_state ? it.body.state[0] + s.base : nullptr;
+    const float *state1 = Rule::states > 1 ? it.body.state[1] + s.base : nullptr;
+    pack<float> g[N], w[N], s0[N], s1[N];
+    if (finds_c && !one_pass) {
         float part = 0.0f;
-#pragma unroll
-        for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
-            const int q = s.lane + j * s.team;
-            if (q >= quads) continue;
-            const pack<float> u = load_pack(it.u + 4 * q);
-#pragma unroll
-            for (int i = 0; i < 4; i++) part += g[j].v[i] * u.v[i];
+        for (int first = 0; first < ABAR_UPDATE_QUADS; first += N) {
+            load_quads(g, grad + s.base, s, first, quads);
+            part += dot_quads(g, it.u, s, first, quads);
         }
         *c = coefficient_of(it, s, part, shared);
     }
+#pragma unroll 1
+    for (int first = 0; first < ABAR_UPDATE_QUADS; first += N) {
+        load_quads(g, grad + s.base, s, first, quads);
+        load_quads(w, weight, s, first, quads);
+        load_quads(s0, state0, s, first, quads);
+        load_quads(s1, state1, s, first, quads);
+        if (finds_c && one_pass) *c = coefficient_of(it, s, dot_quads(g, it.u, s, first, quads), shared);
 #pragma unroll
-    for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
-        const int q = s.lane + j * s.team;
-        if (q >= quads) continue;
-        pack<float> u = {};
-        if (rank1) u = load_pack(it.u + 4 * q);
+        for (int j = 0; j < N; j++) {
+            const int q = s.lane + (first + j) * s.team;
+            if (q >= quads) continue;
+            pack<float> u = {};
+            if (rank1) u = load_pack(it.u + 4 * q);
 #pragma unroll
-        for (int i = 0; i < 4; i++) g[j].v[i] = scale * (rank1 ? g[j].v[i] - *c * u.v[i] : g[j].v[i]);
-        update_four(it.body, rule, s.base + 4 * q, g[j], w[j], s0[j]);
+            for (int i = 0; i < 4; i++) g[j].v[i] = scale * (rank1 ? g[j].v[i] - *c * u.v[i] : g[j].v[i]);
+            update_four(it.body, rule, s.base + 4 * q, g[j], w[j], s0[j], s1[j]);
+        }
     }
     const int64_t tail = 4 * (int64_t)quads + s.lane; /* of a plain parameter: rows are whole */
     if (tail < s.n) update_one(it.body, rule, s.base + tail, scale * grad[s.base + tail]);
@@ -342,7 +375,7 @@ __device__ static void update_unit(const abar__cuda_item &it, int64_t first, con
 
 /* Block b does unit b of the table. */
 template <class Rule>
-static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
+static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, blocks_at_once<Rule>)
     update_table(const abar__cuda_item *items, const abar__cuda_unit *units, const abar__cuda_numbers *numbers,
                  abar__cuda_rule k)
 {

@@ -88,15 +88,12 @@ static attention describe(const abar__op_desc *d)
     return a;
 }
 
-static abar_status choose(abar_device *dev, attention_plan *plan)
+/* The first of these that takes the sizes; the list ends with NULL. */
+static abar_status choose(abar_device *dev, const attention_kernels *const *kernels, attention_plan *plan)
 {
-    const attention_kernels *const bf16_kernels[] = {&abar__attention_windows, &abar__attention_heads,
-                                                     &abar__attention_any_length, &abar__attention_bf16};
-    const attention_kernels *const float_kernels[] = {&abar__attention_float};
-    const bool half = abar__cuda_is_bf16(dev);
     abar_status status = ABAR_E_UNSUPPORTED;
-    for (int i = 0; i < (half ? 4 : 1) && status == ABAR_E_UNSUPPORTED; i++) {
-        plan->kernels = half ? bf16_kernels[i] : float_kernels[i];
+    for (; *kernels && status == ABAR_E_UNSUPPORTED; kernels++) {
+        plan->kernels = *kernels;
         status = plan->kernels->prepare(dev, &plan->a);
     }
     return status;
@@ -104,7 +101,7 @@ static abar_status choose(abar_device *dev, attention_plan *plan)
 
 static size_t per_token_bytes(const attention *a) { return (size_t)(a->samples * a->heads * a->tokens) * sizeof(float); }
 
-static abar_status create(abar__op *op)
+static abar_status create_of(abar__op *op, const attention_kernels *const *kernels)
 {
     const abar__op_desc *d = &op->desc;
     const bool whole_windows = !d->side || (d->grid[0] % d->side == 0 && d->grid[1] % d->side == 0 && d->shift < d->side);
@@ -113,7 +110,7 @@ static abar_status create(abar__op *op)
     op->priv_bytes = sizeof(attention_plan);
     attention_plan *plan = (attention_plan *)op->priv;
     plan->a = describe(d);
-    const abar_status status = choose(op->dev, plan);
+    const abar_status status = choose(op->dev, kernels, plan);
     if (status < 0) {
         abar__free(op->dev->ctx, op->priv, op->priv_bytes);
         op->priv = NULL;
@@ -126,6 +123,20 @@ static abar_status create(abar__op *op)
     const size_t square = (size_t)plan->a.length * (size_t)plan->a.length * sizeof(float);
     op->scratch_bytes = per_token_bytes(&plan->a) + (d->side ? (size_t)plan->blocks * (size_t)plan->a.heads * square : 0);
     return ABAR_OK;
+}
+
+static abar_status create(abar__op *op)
+{
+    static const attention_kernels *const bf16_kernels[] = {&abar__attention_windows, &abar__attention_heads,
+                                                            &abar__attention_any_length, &abar__attention_bf16, NULL};
+    static const attention_kernels *const float_kernels[] = {&abar__attention_float, NULL};
+    return create_of(op, abar__cuda_is_bf16(op->dev) ? bf16_kernels : float_kernels);
+}
+
+static abar_status create_wide(abar__op *op)
+{
+    static const attention_kernels *const kernels[] = {&abar__attention_wide, NULL};
+    return abar__cuda_is_bf16(op->dev) ? create_of(op, kernels) : ABAR_E_UNSUPPORTED;
 }
 
 /* plan->a with the random key of this run. */
@@ -175,4 +186,6 @@ static abar_status backward(abar__op *op, const abar__op_args *args)
     return abar__cuda_status(op->dev);
 }
 
+const abar__op_impl abar__cuda_attention_wide = {
+    "cuda-attention-wide", ABAR_OP_ATTENTION, create_wide, forward, backward, NULL};
 const abar__op_impl abar__cuda_attention = {"cuda-attention", ABAR_OP_ATTENTION, create, forward, backward, NULL};

@@ -5,7 +5,10 @@
 #include "device/cuda/nn/conv/tiles.h"
 #include "device/cuda/nn/cuda_nn.h"
 
-enum { LONGEST = 1000 }; /* largest side of an image: quotient() is exact for the positions of a tile, 512 or one row */
+enum {
+    LONGEST = 1000,   /* largest side of an image: quotient() is exact for the positions of a tile, 512 or one row */
+    PART_TILES = 512, /* at most, where a batch norm gets moments or sums from here: its blocks read those of all tiles */
+};
 
 typedef struct launch_shape {
     dim3 blocks;
@@ -15,7 +18,7 @@ typedef struct launch_shape {
 typedef struct conv_tiles {
     conv_product forward, dx; /* pointers are set for each run */
     conv_slope slope;
-    conv_product_kernel forward_kernel, dx_kernel; /* dx: NULL where not wanted */
+    conv_product_choice forward_choice, dx_choice; /* dx: kernel NULL where not wanted */
     conv_slope_kernel slope_kernel;
     launch_shape forward_shape, dx_shape, slope_shape;
     int taps;
@@ -99,7 +102,7 @@ static bool band_plan(const abar__cuda *cuda, conv_band *b, int window, int stri
 
 /* For y or dx: the band is described already, its tiles are not. */
 static bool product_plan(const abar__cuda *cuda, const layer *l, enum conv_way way, conv_product *p,
-                         conv_product_kernel *kernel, launch_shape *shape)
+                         conv_product_choice *chosen, launch_shape *shape)
 {
     const bool forward = way == CONV_FORWARD, halves = !forward && l->s == 2;
     p->inputs = l->c, p->outputs = l->o;
@@ -112,13 +115,15 @@ static bool product_plan(const abar__cuda *cuda, const layer *l, enum conv_way w
     p->weight_pitch = 16 + 16 * (l->few ? (taps + 1) / 2 * 2 : forward ? taps * l->c / 8 : taps * tiles);
     p->weight_bytes = p->weight_pitch * (forward ? 8 * tiles : l->o);
     const int window = halves ? (l->k + 1) / 2 : l->k, stride = forward ? l->s : 1;
+    const int lots = ceil_div(LONGEST, choice.positions); /* of a tile, at most */
     if (!band_plan(cuda, &p->band, window, stride, 8 * choice.positions, 2 * choice.positions, across,
-                   (int64_t)cuda->shared_memory - p->weight_bytes, 0))
+                   (int64_t)cuda->shared_memory - p->weight_bytes - lots * choice.lot_bytes - choice.channel_bytes, 0))
         return false;
-    *kernel = choice.kernel;
+    *chosen = choice;
     shape->blocks = dim3((unsigned)p->band.tiles, (unsigned)across);
     shape->threads = 32 * max_of(4, min_of(8, ceil_div(band_count(&p->band), choice.positions)));
-    shape->shared = p->weight_bytes + (int)band_bytes(&p->band);
+    p->moments_at = p->weight_bytes + (int)band_bytes(&p->band);
+    shape->shared = p->moments_at + choice.channel_bytes + ceil_div(band_count(&p->band), choice.positions) * choice.lot_bytes;
     return true;
 }
 
@@ -150,11 +155,11 @@ static bool plan(const abar__cuda *cuda, const layer *l, conv_tiles *t)
     t->taps = l->k * l->k;
     const int pitch = l->few ? 16 : 2 * l->c + 16;
     t->forward.band = band_of(l->n, l->h, l->w, l->c, l->p, l->q, l->pad, l->few ? 1 : l->c / 8, pitch);
-    if (!product_plan(cuda, l, CONV_FORWARD, &t->forward, &t->forward_kernel, &t->forward_shape)) return false;
+    if (!product_plan(cuda, l, CONV_FORWARD, &t->forward, &t->forward_choice, &t->forward_shape)) return false;
     if (l->need_dx) { /* dz under the pixels of dx, or under every second one: the window then begins at that pixel */
         const int rows = l->s == 2 ? ceil_div(l->h, 2) : l->h, columns = l->s == 2 ? ceil_div(l->w, 2) : l->w;
         t->dx.band = band_of(l->n, l->p, l->q, l->o, rows, columns, l->s == 2 ? 0 : l->pad, l->o / 8, 2 * l->o + 16);
-        if (!product_plan(cuda, l, CONV_DX, &t->dx, &t->dx_kernel, &t->dx_shape)) return false;
+        if (!product_plan(cuda, l, CONV_DX, &t->dx, &t->dx_choice, &t->dx_shape)) return false;
     }
     return slope_plan(cuda, l, &t->slope, &t->slope_kernel, &t->slope_shape);
 }
@@ -176,8 +181,11 @@ static abar_status create(abar__op *op)
     layer l;
     conv_tiles t = {};
     if (!describe(op, &l) || !plan(cuda, &l, &t)) return ABAR_E_UNSUPPORTED;
-    CUDA_TRY(op->dev, allow_shared((const void *)t.forward_kernel, cuda));
-    if (t.dx_kernel) CUDA_TRY(op->dev, allow_shared((const void *)t.dx_kernel, cuda));
+    CUDA_TRY(op->dev, allow_shared((const void *)t.forward_choice.kernel, cuda));
+    if (l.need_dx) {
+        CUDA_TRY(op->dev, allow_shared((const void *)t.dx_choice.kernel, cuda));
+        CUDA_TRY(op->dev, allow_shared((const void *)t.dx_choice.norm_kernel, cuda));
+    }
     CUDA_TRY(op->dev, allow_shared((const void *)t.slope_kernel, cuda));
     t.forward.relu = op->desc.activation == ABAR_ACT_RELU;
     ABAR_TRY(abar__alloc(op->dev->ctx, sizeof t, &op->priv));
@@ -185,6 +193,9 @@ static abar_status create(abar__op *op)
     *(conv_tiles *)op->priv = t;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_NHWC;
     op->backward_needs = ABAR_NEEDS_X | (t.forward.relu ? (unsigned)ABAR_NEEDS_Y : 0u);
+    op->can_be_late = l.need_dx;
+    if (t.forward.band.tiles <= PART_TILES) op->moment_parts = t.forward.band.tiles;
+    if (l.need_dx && t.dx.band.tiles <= PART_TILES) op->sum_parts = t.dx.band.tiles;
     op->scratch_bytes = partials_bytes(&t);
     if (op->desc.bias) op->scratch_bytes += abar__cuda_bias_partials(op->dev, (int64_t)l.n * l.p * l.q, l.o);
     return ABAR_OK;
@@ -200,8 +211,9 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     p.weight = (const bf16 *)a->shadow[0];
     p.bias = op->desc.bias ? (const float *)a->param[1] : NULL;
     p.result = (bf16 *)a->y;
-    abar__cuda_launch(op->dev, t->forward_kernel, t->forward_shape.blocks, dim3((unsigned)t->forward_shape.threads),
-                      (size_t)t->forward_shape.shared, p);
+    p.moments = a->run->training ? (float2 *)a->moments : NULL;
+    abar__cuda_launch_chained(op->dev, t->forward_choice.kernel, t->forward_shape.blocks,
+                              dim3((unsigned)t->forward_shape.threads), (size_t)t->forward_shape.shared, p);
     return abar__cuda_status(op->dev);
 }
 
@@ -212,8 +224,18 @@ static void run_dx(abar__op *op, const abar__op_args *a)
     p.source = (const bf16 *)a->dy;
     p.weight = (const bf16 *)a->shadow[0];
     p.result = (bf16 *)a->dx[0];
-    abar__cuda_launch(op->dev, t->dx_kernel, t->dx_shape.blocks, dim3((unsigned)t->dx_shape.threads),
-                      (size_t)t->dx_shape.shared, p);
+    if (const abar__norm_before *n = a->norm)
+        p.norm = {(const bf16 *)n->x,
+                  (const bf16 *)n->y,
+                  (const bf16 *)n->other,
+                  (const float *)n->scale,
+                  (const float *)n->shift,
+                  (const float *)n->saved,
+                  (float2 *)n->sums,
+                  n->relu,
+                  n->residual};
+    abar__cuda_launch_chained(op->dev, a->norm ? t->dx_choice.norm_kernel : t->dx_choice.kernel, t->dx_shape.blocks,
+                              dim3((unsigned)t->dx_shape.threads), (size_t)t->dx_shape.shared, p);
 }
 
 static void run_slope(abar__op *op, const abar__op_args *a)
@@ -226,11 +248,11 @@ static void run_slope(abar__op *op, const abar__op_args *a)
     const int count = p.outputs * t->taps * p.inputs;
     abar__cuda_launch(op->dev, t->slope_kernel, t->slope_shape.blocks, dim3((unsigned)t->slope_shape.threads),
                       (size_t)t->slope_shape.shared, p);
-    abar__cuda_launch(op->dev, abar__conv_join, dim3((unsigned)ceil_div(count, 32)), dim3(32, 8), 0, p.partials,
-                      (float *)a->dparam[0], count, (int)t->slope_shape.blocks.x, a->accumulate);
+    abar__cuda_launch_chained(op->dev, abar__conv_join, dim3((unsigned)ceil_div(count, 32)), dim3(32, 8), 0, p.partials,
+                              (float *)a->dparam[0], count, (int)t->slope_shape.blocks.x, a->accumulate);
 }
 
-/* dw runs in the side stream while dx runs in the main one. */
+/* dw runs in the side stream while dx runs in the main one, and later operations where the caller waits for it. */
 static abar_status run_both(abar__op *op, const abar__op_args *a)
 {
     abar__cuda *cuda = abar__cuda_of(op->dev);
@@ -241,6 +263,7 @@ static abar_status run_both(abar__op *op, const abar__op_args *a)
     run_slope(op, a);
     cuda->stream = main_stream;
     run_dx(op, a);
+    if (a->late) return ABAR_OK;
     CUDA_TRY(op->dev, cudaEventRecord(cuda->join, cuda->side_stream));
     CUDA_TRY(op->dev, cudaStreamWaitEvent(main_stream, cuda->join, 0));
     return ABAR_OK;

@@ -8,6 +8,7 @@
 #ifndef ABAR_CUDA_CONV_TILES_H
 #define ABAR_CUDA_CONV_TILES_H
 
+#include "device/cuda/core/chain.h"
 #include "device/cuda/core/mma.h"
 
 /* The tiles of a window sliding over the images (N, H, W, C) of a source. */
@@ -23,6 +24,16 @@ typedef struct conv_band {
     unsigned columns_part, take_part, high_part, chunks_part; /* for quotient() */
 } conv_band;
 
+/* The batch norm whose output is the convolution's input, while dx is computed: its input x, of dx's shape, its output y where
+ * the ReLU's mask is taken from there, else NULL, and the other summand of its output's gradient or NULL. */
+typedef struct conv_norm {
+    const bf16 *x, *y, *other;
+    const float *scale, *shift, *saved; /* saved: (2, channels), means and reciprocal deviations */
+    float2 *sums;                       /* (channels, tiles) of g and g (x - mean) */
+    bool relu;
+    bool rounded; /* batch norm passes g on to its residual, rounded */
+} conv_norm;
+
 /* y = act(x * w + bias), or dx = dz * w transposed: a product of a band with all taps of a kernel. */
 typedef struct conv_product {
     conv_band band;     /* of x, or of dz */
@@ -35,6 +46,9 @@ typedef struct conv_product {
     int weight_pitch;    /* bytes of a row of the weights in shared memory */
     int weight_bytes;    /* of all its rows; the band follows */
     bool relu;
+    float2 *moments; /* of y, a part for each tile (conv_tile_moments); NULL: not wanted */
+    int moments_at;  /* in shared memory, of those of a tile's lots; for dx, of the batch norm's coefficients and lots */
+    conv_norm norm;  /* dx */
 } conv_product;
 
 /* dw (O, K, K, C) = sum over positions of dz (O) and x under the window (K, K, C), in partial sums, one for each block. */
@@ -55,8 +69,8 @@ typedef void (*conv_join_kernel)(const float *partials, float *dw, int count, in
 /* The kernel for square windows k = 1, 3, 5 of stride s, whose blocks compute channel_tiles (2 or 4) times 8 channels of the
  * result, and how many positions a warp handles at a time. few: at most 8 input channels, stored as 8. NULL: there is none. */
 typedef struct conv_product_choice {
-    conv_product_kernel kernel;
-    int positions;
+    conv_product_kernel kernel, norm_kernel; /* norm_kernel: dx with sums for the batch norm before it */
+    int positions, lot_bytes, channel_bytes; /* of shared memory, for moments or sums of so many positions, and for channels */
 } conv_product_choice;
 conv_product_choice abar__conv_product_pick(enum conv_way way, int k, int s, int channel_tiles, bool few);
 

@@ -11,6 +11,7 @@
 #define ABAR_CUDA_CONV_TILES_PRODUCT_H
 
 #include "device/cuda/nn/conv/tiles.h"
+#include "device/cuda/nn/norm/affine.h"
 
 /* The taps described above, for one axis. */
 template <int WAY, int K, int S> struct conv_axis {
@@ -182,22 +183,43 @@ __device__ static inline void transpose_quad(uint32_t (&v)[4])
     }
 }
 
-/* Writes fragments (16 positions, 16 channels: two of 8) of the result, 16 bytes a lane: after the transposition lane t of a
- * quad has position group + 8 (t / 2), channels 8 (t % 2) + 0..7. to: that piece's address, NULL: outside. */
-__device__ static inline void conv_store(bf16 *to, const float (&lo)[4], const float (&hi)[4], const float (&bias)[4],
-                                         bool relu)
+/* Of fragments (16 positions, 16 channels: two of 8) of the result the lane's 16 bytes: lane t of a quad has position group +
+ * 8 (t / 2), channels 8 (t % 2) + 0..7. */
+__device__ static inline uint4 conv_word(const float (&lo)[4], const float (&hi)[4])
 {
-    uint32_t v[4];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float z[4] = {lo[2 * half] + bias[0], lo[2 * half + 1] + bias[1], hi[2 * half] + bias[2], hi[2 * half + 1] + bias[3]};
-#pragma unroll
-        for (int k = 0; k < 4; k++) z[k] = relu && z[k] < 0.0f ? 0.0f : z[k];
-        v[2 * half] = pair_bits(z[0], z[1]);
-        v[2 * half + 1] = pair_bits(z[2], z[3]);
-    }
+    uint32_t v[4] = {pair_bits(lo[0], lo[1]), pair_bits(hi[0], hi[1]), pair_bits(lo[2], lo[3]), pair_bits(hi[2], hi[3])};
     transpose_quad(v);
-    if (to) *reinterpret_cast<uint4 *>(to) = make_uint4(v[0], v[1], v[2], v[3]);
+    return make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+/* Where a position of the tile is in the result's images, and whether it exists. */
+typedef struct conv_spot {
+    int image, row, column;
+    bool inside;
+} conv_spot;
+
+__device__ static inline conv_spot conv_spot_of(const conv_band &b, int position)
+{
+    const conv_place at = band_place(b, position);
+    const int tile = (int)blockIdx.x, image = tile / b.bands * b.group + at.image, row = tile % b.bands * b.take + at.row;
+    return {image, row, at.column, position < band_positions(b) && image < b.images && row < b.rows};
+}
+
+/* y as it is stored: with bias (of the block's first channel, NULL: none) and ReLU, rounded. */
+template <int MT, int NT> __device__ static inline void conv_settle(float (&v)[MT][NT][4], const float *bias, bool relu)
+{
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const float *b = bias ? bias + n * 8 + threadIdx.x % 4 * 2 : NULL;
+        const float add[2] = {b ? b[0] : 0.0f, b ? b[1] : 0.0f};
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float z = v[m][n][e] + add[e % 2];
+                v[m][n][e] = __bfloat162float(__float2bfloat16_rn(relu && z < 0.0f ? 0.0f : z));
+            }
+    }
 }
 
 /* Stores all sums of a warp whose first position in the tile is first; n0: the block's first channel. */
@@ -205,38 +227,215 @@ template <int WAY, int K, int S, int NT>
 __device__ static inline void conv_finish(const conv_product &p, int first, int n0, const conv_sums<WAY, K, S, NT> &sums)
 {
     typedef conv_axis<WAY, K, S> axis;
-    const int lane = (int)threadIdx.x % 32, pair = lane % 4, tile = (int)blockIdx.x;
-    const int count = band_positions(p.band);
+    const int lane = (int)threadIdx.x % 32, pair = lane % 4;
 #pragma unroll
     for (int m = 0; m < conv_sums<WAY, K, S, NT>::MT; m++) {
-        const int position = first + 16 * m + lane / 4 + pair / 2 * 8;
-        const conv_place at = band_place(p.band, position);
-        const int image = tile / p.band.bands * p.band.group + at.image, row = tile % p.band.bands * p.band.take + at.row;
-        const bool inside = position < count && image < p.band.images && row < p.band.rows;
+        const conv_spot at = conv_spot_of(p.band, first + 16 * m + lane / 4 + pair / 2 * 8);
 #pragma unroll
         for (int set = 0; set < conv_sums<WAY, K, S, NT>::sets; set++) {
-            const int h = row * axis::parities + set / axis::parities, w = at.column * axis::parities + set % axis::parities;
-            const bool valid = inside && h < p.result_height && w < p.result_width;
-            bf16 *to = p.result + (int64_t)((image * p.result_height + h) * p.result_width + w) * p.result_channels + n0;
+            const int h = at.row * axis::parities + set / axis::parities, w = at.column * axis::parities + set % axis::parities;
+            const bool valid = at.inside && h < p.result_height && w < p.result_width;
+            bf16 *to = p.result + (int64_t)((at.image * p.result_height + h) * p.result_width + w) * p.result_channels + n0;
 #pragma unroll
             for (int n = 0; n < NT; n += 2) {
-                const float *b = p.bias ? p.bias + n0 + n * 8 + pair * 2 : NULL;
-                const float bias[4] = {b ? b[0] : 0.0f, b ? b[1] : 0.0f, b ? b[8] : 0.0f, b ? b[9] : 0.0f};
-                conv_store(valid ? to + (n + pair % 2) * 8 : NULL, sums.v[set][m][n], sums.v[set][m][n + 1], bias, p.relu);
+                const uint4 word = conv_word(sums.v[set][m][n], sums.v[set][m][n + 1]);
+                if (valid) *reinterpret_cast<uint4 *>(to + (n + pair % 2) * 8) = word;
             }
         }
     }
 }
 
-/* A block: tile blockIdx.x, channels 8 NT blockIdx.y ... of the result. A warp: every warps-th lot of positions of the tile. */
-template <int WAY, int K, int S, int NT, bool FEW>
+/* ---- moments of y ------------------------------------------------------------------------------------------------- */
+
+/* Over the lanes that have the same channels. */
+__device__ static inline float conv_rows_sum(float v)
+{
+#pragma unroll
+    for (int lane = 4; lane < 32; lane *= 2) v += __shfl_xor_sync(0xffffffffu, v, lane);
+    return v;
+}
+
+/* In shared memory: mean and sum of squared distances of each channel of a block in the positions of one lot, and how many
+ * there are. */
+template <int NT> struct conv_lot {
+    float2 channel[8 * NT];
+    float count;
+};
+
+/* Those of a warp, whose first position in the tile is first. */
+template <int MT, int NT>
+__device__ static inline void conv_lot_moments(const conv_band &band, int first, const float (&v)[MT][NT][4], conv_lot<NT> &lot)
+{
+    const int lane = (int)threadIdx.x % 32;
+    bool inside[MT][2];
+    float count = 0.0f;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            inside[m][half] = conv_spot_of(band, first + 16 * m + lane / 4 + 8 * half).inside;
+            count += inside[m][half] ? 1.0f : 0.0f;
+        }
+    count = conv_rows_sum(count);
+    const float by_count = count > 0.0f ? 1.0f / count : 0.0f;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float sum = 0.0f, square = 0.0f;
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) sum += inside[m][half] ? v[m][n][2 * half + c] : 0.0f;
+            const float mean = conv_rows_sum(sum) * by_count;
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float d = inside[m][half] ? v[m][n][2 * half + c] - mean : 0.0f;
+                    square += d * d;
+                }
+            square = conv_rows_sum(square);
+            if (lane < 4) lot.channel[n * 8 + lane * 2 + c] = make_float2(mean, square);
+        }
+    if (lane == 0) lot.count = count;
+}
+
+/* The tile's moments from those of its lots, in order: moments (channels, tiles), then the tiles' counts. */
+template <int NT>
+__device__ static inline void conv_tile_moments(const conv_product &p, int n0, const conv_lot<NT> *lot, int lots)
+{
+    const int tile = (int)blockIdx.x, c = (int)threadIdx.x;
+    float count = 0.0f, mean = 0.0f, square = 0.0f;
+    __syncthreads();
+    if (c >= 8 * NT) return;
+    for (int k = 0; k < lots; k++) count += lot[k].count, mean += lot[k].count * lot[k].channel[c].x;
+    mean /= count; /* every tile has positions */
+    for (int k = 0; k < lots; k++) {
+        const float d = lot[k].channel[c].x - mean;
+        square += lot[k].channel[c].y + lot[k].count * d * d;
+    }
+    p.moments[(int64_t)(n0 + c) * p.band.tiles + tile] = make_float2(mean, square);
+    if (n0 + c == 0) reinterpret_cast<float *>(p.moments + (int64_t)p.result_channels * p.band.tiles)[tile] = count;
+}
+
+/* ---- sums for the batch norm before dx ------------------------------------------------------------------------------ */
+
+/* In shared memory: the coefficients of a block's channels, and a lot's sums of g and g (x - mean). */
+template <int NT> struct conv_norm_channels {
+    affine map[8 * NT];
+    float mean[8 * NT];
+};
+template <int NT> struct conv_norm_lot {
+    float2 channel[8 * NT];
+};
+
+template <int NT> __device__ static inline void conv_norm_load(const conv_product &p, int n0, conv_norm_channels<NT> &channels)
+{
+    const int i = (int)threadIdx.x, c = n0 + i;
+    if (i >= 8 * NT) return;
+    channels.mean[i] = p.norm.saved[c];
+    channels.map[i] = affine_of(p.norm.saved[c], p.norm.saved[p.result_channels + c], p.norm.scale[c], p.norm.shift[c]);
+}
+
+/* The gradient g of the batch norm's output, masked, of one element; dx, x, y and other as they are stored. */
+__device__ static inline float conv_norm_gradient(const conv_norm &norm, const affine &map, float dx, float x, float y,
+                                                  float other)
+{
+    const float g = dx + other;
+    return norm.relu && !((norm.y ? y : normal(map, x)) > 0.0f) ? 0.0f : g;
+}
+
+/* Adds 8 channels of a pixel, at an offset into dx, to a lane's sums. */
+__device__ static inline void conv_norm_add(const conv_norm &norm, const affine *map, const float *mean, const uint4 &dx,
+                                            int64_t at, float (&sum)[8], float (&dot)[8])
+{
+    const uint4 nothing = make_uint4(0, 0, 0, 0);
+    const uint4 other_word = norm.other ? *reinterpret_cast<const uint4 *>(norm.other + at) : nothing;
+    const uint4 y_word = norm.y ? *reinterpret_cast<const uint4 *>(norm.y + at) : nothing;
+    const pack<bf16> d = unpack(dx), x = load_pack(norm.x + at), y = unpack(y_word), other = unpack(other_word);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float g = conv_norm_gradient(norm, map[i], d.v[i], x.v[i], y.v[i], other.v[i]);
+        if (norm.rounded) g = __bfloat162float(__float2bfloat16_rn(g));
+        sum[i] += g;
+        dot[i] += g * (x.v[i] - mean[i]);
+    }
+}
+
+/* Over the lanes of a warp that have the same channels: lanes 0 and 1 write those of 16 channels. */
+__device__ static inline void conv_norm_write(float (&sum)[8], float (&dot)[8], float2 *to)
+{
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int other = 2; other < 32; other *= 2) {
+            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], other);
+            dot[i] += __shfl_xor_sync(0xffffffffu, dot[i], other);
+        }
+        if (lane < 2) to[lane * 8 + i] = make_float2(sum[i], dot[i]);
+    }
+}
+
+/* conv_finish for dx, with the sums. */
+template <int K, int S, int NT>
+__device__ static inline void conv_finish_norm(const conv_product &p, int first, int n0,
+                                               const conv_sums<CONV_DX, K, S, NT> &sums, const conv_norm_channels<NT> &channels,
+                                               conv_norm_lot<NT> &lot)
+{
+    typedef conv_axis<CONV_DX, K, S> axis;
+    const int lane = (int)threadIdx.x % 32, pair = lane % 4;
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+        const int channel = (n + pair % 2) * 8;
+        float sum[8] = {}, dot[8] = {};
+#pragma unroll
+        for (int m = 0; m < conv_sums<CONV_DX, K, S, NT>::MT; m++) {
+            const conv_spot at = conv_spot_of(p.band, first + 16 * m + lane / 4 + pair / 2 * 8);
+#pragma unroll
+            for (int set = 0; set < conv_sums<CONV_DX, K, S, NT>::sets; set++) {
+                const int h = at.row * axis::parities + set / axis::parities,
+                          w = at.column * axis::parities + set % axis::parities;
+                const uint4 word = conv_word(sums.v[set][m][n], sums.v[set][m][n + 1]);
+                if (!at.inside || h >= p.result_height || w >= p.result_width) continue;
+                const int64_t to =
+                    (int64_t)((at.image * p.result_height + h) * p.result_width + w) * p.result_channels + n0 + channel;
+                *reinterpret_cast<uint4 *>(p.result + to) = word;
+                conv_norm_add(p.norm, channels.map + channel, channels.mean + channel, word, to, sum, dot);
+            }
+        }
+        conv_norm_write(sum, dot, lot.channel + n * 8);
+    }
+}
+
+/* The tile's sums from those of its lots, in order. */
+template <int NT>
+__device__ static inline void conv_tile_sums(const conv_product &p, int n0, const conv_norm_lot<NT> *lot, int lots)
+{
+    const int c = (int)threadIdx.x;
+    float2 total = make_float2(0.0f, 0.0f);
+    __syncthreads();
+    if (c >= 8 * NT) return;
+    for (int k = 0; k < lots; k++) total.x += lot[k].channel[c].x, total.y += lot[k].channel[c].y;
+    p.norm.sums[(int64_t)(n0 + c) * p.band.tiles + (int)blockIdx.x] = total;
+}
+
+/* A block: tile blockIdx.x, channels 8 NT blockIdx.y ... of the result. A warp: every warps-th lot of positions of the tile.
+ * NORM: dx with the sums for the batch norm before it. */
+template <int WAY, int K, int S, int NT, bool FEW, bool NORM>
 static __global__ void __launch_bounds__(256) conv_product_tiles(const __grid_constant__ conv_product p)
 {
     extern __shared__ __align__(16) unsigned char conv_memory[];
     typedef conv_sums<WAY, K, S, NT> warp_sums;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
-    const int n0 = (int)blockIdx.y * 8 * NT, count = band_positions(p.band);
+    const int n0 = (int)blockIdx.y * 8 * NT, count = band_positions(p.band),
+              lots = (count + warp_sums::positions - 1) / warp_sums::positions;
     const uint32_t weights = shared_address(conv_memory), band = weights + (uint32_t)p.weight_bytes;
+    conv_lot<NT> *moments = reinterpret_cast<conv_lot<NT> *>(conv_memory + p.moments_at);
+    conv_norm_channels<NT> *channels = reinterpret_cast<conv_norm_channels<NT> *>(conv_memory + p.moments_at);
+    conv_norm_lot<NT> *norm_sums = reinterpret_cast<conv_norm_lot<NT> *>(channels + 1);
+    chain_wait();
     if constexpr (FEW) {
         weights_load_few<K, NT>(p, weights, n0);
         band_load_few(p.band, band, p.source, (int)blockIdx.x);
@@ -244,6 +443,7 @@ static __global__ void __launch_bounds__(256) conv_product_tiles(const __grid_co
         weights_load<WAY, K, NT>(p, weights, n0);
         band_load<conv_axis<WAY, K, S>::stride>(p.band, band, p.source, (int)blockIdx.x, 0);
         copies_commit();
+        if (NORM) conv_norm_load(p, n0, *channels);
         copies_wait<0>();
     }
     __syncthreads();
@@ -260,8 +460,17 @@ static __global__ void __launch_bounds__(256) conv_product_tiles(const __grid_co
             conv_accumulate_few<K, NT>(p, lane_weights, at, sums);
         else
             conv_accumulate<WAY, K, S, NT>(p, lane_weights, at, sums);
-        conv_finish<WAY, K, S, NT>(p, first, n0, sums);
+        if constexpr (WAY == CONV_FORWARD) {
+            conv_settle(sums.v[0], p.bias ? p.bias + n0 : NULL, p.relu);
+            if (p.moments) conv_lot_moments(p.band, first, sums.v[0], moments[first / warp_sums::positions]);
+        }
+        if constexpr (NORM)
+            conv_finish_norm(p, first, n0, sums, *channels, norm_sums[first / warp_sums::positions]);
+        else
+            conv_finish<WAY, K, S, NT>(p, first, n0, sums);
     }
+    if (WAY == CONV_FORWARD && p.moments) conv_tile_moments(p, n0, moments, lots);
+    if (NORM) conv_tile_sums(p, n0, norm_sums, lots);
 }
 
 #endif

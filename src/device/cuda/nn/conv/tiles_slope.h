@@ -157,6 +157,7 @@ static __global__ void __launch_bounds__(256) conv_slope_join(const float *parti
     __shared__ float sums[8][32];
     const int element = (int)(blockIdx.x * 32 + threadIdx.x);
     float sum = 0.0f;
+    chain_wait();
     if (element < count) {
 #pragma unroll 16 /* number of loads in flight */
         for (int k = (int)threadIdx.y; k < parts; k += 8) sum += partials[(int64_t)k * count + element];

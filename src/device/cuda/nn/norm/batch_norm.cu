@@ -5,9 +5,9 @@
  * backward have two phases: sums over every slab, written to scratch, then the elementwise part, before which each block
  * adds the sums of its channels over all slabs in order. Where a slab fits into shared memory, both phases are one kernel
  * with a barrier over the grid between them, and memory is read once; else they are two kernels. Moments that a
- * concatenation has computed are used as they are. Without a residual the ReLU's mask is computed from x again, and y is not
- * read at all. x may be some channels of a wider value, and dx may be added to an existing gradient. saved: the means, then
- * the reciprocal deviations. */
+ * concatenation or a convolution has computed are used as they are. Without a residual the ReLU's mask is computed from x
+ * again, and y is not read at all. x may be some channels of a wider value, and dx may be added to an existing gradient.
+ * saved: the means, then the reciprocal deviations. */
 #include "device/cuda/nn/norm/batch_norm_phases.h"
 
 #include <cooperative_groups.h>
@@ -21,6 +21,7 @@ extern __shared__ uint4 kept_words[]; /* x, and in backward g, kept between the 
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1) moments_kernel(cut k, const T *x, float2 *partial)
 {
+    chain_wait();
     take_moments<T, V, false>(k, x, NULL, NULL, 0, partial);
 }
 
@@ -29,8 +30,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
     normalise_kernel(cut k, cut taken, statistics s, bool relu, const T *x, const T *residual, T *y)
 {
     __shared__ affine tile[MAX_TILE];
+    const own o = own_of<V>(k);
+    inputs<T, V> first;
+    chain_wait();
+    fetch_inputs<T, V>(k, o, x, NULL, residual, o.count - 1, first);
     settle_statistics<V>(k, taken, s, tile);
-    normalise<T, V, false>(k, tile, relu, x, NULL, residual, y);
+    normalise<T, V>(k, o, tile, relu, x, NULL, residual, first, y);
 }
 
 template <typename T, int V>
@@ -38,10 +43,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     whole_forward_kernel(cut k, statistics s, bool relu, const T *x, const T *residual, float2 *partial, T *y)
 {
     __shared__ affine tile[MAX_TILE];
+    const own o = own_of<V>(k);
+    inputs<T, V> first;
     take_moments<T, V, true>(k, x, kept_words, NULL, 0, partial);
+    fetch_inputs<T, V>(k, o, x, kept_words, residual, o.count - 1, first);
     cooperative_groups::this_grid().sync();
     settle_statistics<V>(k, k, s, tile);
-    normalise<T, V, true>(k, tile, relu, x, kept_words, residual, y);
+    normalise<T, V>(k, o, tile, relu, x, kept_words, residual, first, y);
 }
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
@@ -50,18 +58,23 @@ template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
     sums_kernel(cut k, streams<T> s, coefficients f, T *dresidual, float2 *partial)
 {
+    chain_wait();
     sum_gradients<T, V, false>(k, s, f, dresidual, NULL, NULL, partial);
 }
 
 /* dx NULL: computes only the gradients of the parameters. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
-    input_kernel(cut k, streams<T> s, coefficients f, gradients p, bool add, T *dx)
+    input_kernel(cut k, streams<T> s, coefficients f, gradients p, T *dresidual, bool add, T *dx)
 {
     __shared__ affine tile[MAX_TILE];
     __shared__ slopes slope[MAX_TILE];
+    const own o = own_of<V>(k);
+    words<T, V> first[GRADS_AHEAD];
+    chain_wait();
+    if (dx) fetch_rows(k, o, s, o.count - 1, first);
     settle_gradients<V>(k, f, p, tile, slope);
-    if (dx) input_gradient<T, V, false>(k, tile, slope, s, NULL, NULL, add, dx);
+    if (dx) input_gradient<T, V, false>(k, tile, slope, s, NULL, NULL, first, dresidual, add, dx);
 }
 
 /* slots: the largest number of rows that a thread keeps. */
@@ -76,7 +89,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     sum_gradients<T, V, true>(k, s, f, dresidual, kept_words, kept_g, partial);
     cooperative_groups::this_grid().sync();
     settle_gradients<V>(k, f, p, tile, slope);
-    if (dx) input_gradient<T, V, true>(k, tile, slope, s, kept_words, kept_g, add, dx);
+    if (dx) input_gradient<T, V, true>(k, tile, slope, s, kept_words, kept_g, NULL, NULL, add, dx);
 }
 
 /* ---- the operation ------------------------------------------------------------------------------------------------------ */
@@ -167,6 +180,7 @@ static abar_status create(abar__op *op)
     batch_norm b = plan(op);
     if (b.vectors) ABAR_TRY(abar__cuda_is_bf16(op->dev) ? plan_whole<bf16>(op, &b) : plan_whole<float>(op, &b));
     op->takes_dy2 = true;
+    op->takes_sums = b.vectors && abar__cuda_is_bf16(op->dev) && d->in[0].ndim == 4 && d->need_dx[0];
     op->view_align = d->in[0].ndim != 4 ? 0 : b.vectors ? (int)(16 / abar_dtype_size(op->dev->activation)) : 1;
     if (op->view_align) op->moment_bytes = moment_bytes(&d->in[0]);
     op->backward_needs = ABAR_NEEDS_X | (d->residual && d->activation == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0);
@@ -205,6 +219,14 @@ static cut cut_of(const abar__op *op, const abar__op_args *a)
     return k;
 }
 
+/* How the moments are cut that others have computed. */
+template <int V> static cut given_cut(const abar__op *op, const abar__op_args *a, const cut &k)
+{
+    cut taken = moments_cut(abar__shape_count(&op->desc.in[0]) / k.channels, k.channels, V > 1);
+    if (a->moment_parts) taken.slabs = a->moment_parts;
+    return taken;
+}
+
 template <typename T, int V> static void forward_as(abar__op *op, const abar__op_args *a)
 {
     const batch_norm *b = (const batch_norm *)op->priv;
@@ -215,6 +237,7 @@ template <typename T, int V> static void forward_as(abar__op *op, const abar__op
     const bool given = a->moments && a->run->training;
     float2 *partial = given ? (float2 *)a->moments : (float2 *)a->scratch;
     const statistics s = {partial,
+                          given && a->moment_parts ? (const float *)(partial + (int64_t)k.channels * a->moment_parts) : NULL,
                           (float *)a->buffer[0],
                           (float *)a->buffer[1],
                           (const float *)a->param[0],
@@ -229,9 +252,9 @@ template <typename T, int V> static void forward_as(abar__op *op, const abar__op
                          (T *)a->y);
             return;
         }
-    const cut taken = given ? moments_cut(abar__shape_count(&op->desc.in[0]) / k.channels, k.channels, V > 1) : k;
-    if (s.training && !given) abar__cuda_launch(op->dev, moments_kernel<T, V>, grid, dim3(THREADS), 0, k, x, partial);
-    abar__cuda_launch(op->dev, normalise_kernel<T, V>, grid, dim3(THREADS), 0, k, taken, s, relu, x, residual, (T *)a->y);
+    if (s.training && !given) abar__cuda_launch_chained(op->dev, moments_kernel<T, V>, grid, dim3(THREADS), 0, k, x, partial);
+    abar__cuda_launch_chained(op->dev, normalise_kernel<T, V>, grid, dim3(THREADS), 0, k, given ? given_cut<V>(op, a, k) : k, s,
+                              relu, x, residual, (T *)a->y);
 }
 
 template <typename T, int V> static void backward_as(abar__op *op, const abar__op_args *a)
@@ -240,22 +263,28 @@ template <typename T, int V> static void backward_as(abar__op *op, const abar__o
     const cut k = cut_of(op, a);
     const bool relu = op->desc.activation == ABAR_ACT_RELU;
     const dim3 grid((unsigned)b->tiles, (unsigned)b->k.slabs);
-    float2 *partial = (float2 *)a->scratch;
+    float2 *partial = (float2 *)(a->sums ? a->sums : a->scratch);
     T *dx = (T *)a->dx[0], *dresidual = op->desc.residual ? (T *)a->dx[1] : NULL;
     const coefficients f = {(const float *)a->param[0], (const float *)a->param[1], (const float *)a->saved};
-    const gradients p = {partial, (float *)a->dparam[0], (float *)a->dparam[1], a->accumulate, a->run->training};
+    const gradients p = {
+        partial,         a->sums ? a->sum_parts : k.slabs, (float *)a->dparam[0], (float *)a->dparam[1], a->accumulate,
+        a->run->training};
     streams<T> s = {(const T *)a->x[0], (const T *)a->dy, (const T *)a->dy2, NULL, MASK_NONE};
     if (relu) s.by = op->desc.residual ? MASK_BY_Y : MASK_BY_X;
     if (s.by == MASK_BY_Y) s.y = (const T *)a->y;
     if constexpr (V > 1)
-        if (b->backward_shared) {
+        if (b->backward_shared && !a->sums) {
             launch_whole(op->dev, whole_backward_kernel<T, V>, grid, b->backward_shared, k, b->slots, s, f, p, partial,
                          dresidual, a->add_dx, dx);
             return;
         }
-    abar__cuda_launch(op->dev, sums_kernel<T, V>, grid, dim3(THREADS), 0, k, s, f, dresidual, partial);
-    if (dresidual) s = {s.x, dresidual, NULL, NULL, MASK_NONE}; /* g, as it was written */
-    abar__cuda_launch(op->dev, input_kernel<T, V>, dx ? grid : dim3(grid.x), dim3(THREADS), 0, k, s, f, p, a->add_dx, dx);
+    if (!a->sums) {
+        abar__cuda_launch_chained(op->dev, sums_kernel<T, V>, grid, dim3(THREADS), 0, k, s, f, dresidual, partial);
+        if (dresidual) s = {s.x, dresidual, NULL, NULL, MASK_NONE}; /* g, as it was written */
+        dresidual = NULL;
+    }
+    abar__cuda_launch_chained(op->dev, input_kernel<T, V>, dx ? grid : dim3(grid.x), dim3(THREADS), 0, k, s, f, p, dresidual,
+                              a->add_dx, dx);
 }
 
 template <typename T> static void run_as(abar__op *op, const abar__op_args *a, bool back)

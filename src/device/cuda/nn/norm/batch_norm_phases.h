@@ -6,7 +6,9 @@
 #ifndef ABAR_CUDA_NORM_BATCH_NORM_PHASES_H
 #define ABAR_CUDA_NORM_BATCH_NORM_PHASES_H
 
+#include "device/cuda/core/chain.h"
 #include "device/cuda/nn/cuda_nn.h"
+#include "device/cuda/nn/norm/affine.h"
 
 #define LOG_THREADS 9
 #define THREADS (1 << LOG_THREADS)
@@ -106,20 +108,6 @@ template <typename T, int V> __device__ static inline raw<T, V> compress(const l
     return word;
 }
 
-/* The map from x to the output before its residual: scale x + shift, with mean and deviation included. Both are computed and
- * used in one way only, because forward's value and backward's mask must agree in every bit. */
-typedef struct affine {
-    float scale, shift;
-} affine;
-
-__device__ static inline affine affine_of(float mean, float rstd, float scale, float shift)
-{
-    const float folded = __fmul_rn(scale, rstd);
-    return {folded, fmaf(-mean, folded, shift)};
-}
-
-__device__ static inline float normal(const affine &c, float x) { return fmaf(x, c.scale, c.shift); }
-
 /* ---- forward: the moments of a slab ---------------------------------------------------------------------------------- */
 
 /* Merges count, mean and sum of squared distances of the lanes that own the same channels (Chan, Golub, LeVeque). */
@@ -204,6 +192,7 @@ __device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, T
 
 typedef struct statistics {
     const float2 *partial;
+    const float *counts; /* of a convolution's parts: their rows; NULL: the slabs' */
     float *running_mean, *running_variance;
     const float *scale, *shift;
     float *saved; /* (2, channels) or NULL */
@@ -212,12 +201,13 @@ typedef struct statistics {
 } statistics;
 
 /* Mean and variance of channel c over all slabs. Called by a whole warp; in double the difference of squares is accurate. */
-__device__ static inline void join_moments(const cut &k, const float2 *partial, int c, double &mean, double &variance)
+__device__ static inline void join_moments(const cut &k, const statistics &s, int c, double &mean, double &variance)
 {
     double sum = 0.0, square = 0.0;
+#pragma unroll 4 /* number of loads in flight */
     for (int slab = threadIdx.x % 32; slab < k.slabs; slab += 32) {
-        const float2 p = __ldcg(partial + (int64_t)c * k.slabs + slab);
-        const double rows = (double)(k.share + (slab < k.rest)), m = (double)p.x;
+        const float2 p = __ldcg(s.partial + (int64_t)c * k.slabs + slab);
+        const double rows = s.counts ? (double)__ldcg(s.counts + slab) : (double)(k.share + (slab < k.rest)), m = (double)p.x;
         sum += rows * m;
         square += (double)p.y + rows * m * m;
     }
@@ -237,7 +227,7 @@ template <int V> __device__ static void settle_statistics(const cut &k, const cu
         const float scale = s.scale[c], shift = s.shift[c];
         double mean, variance;
         if (s.training)
-            join_moments(taken, s.partial, c, mean, variance);
+            join_moments(taken, s, c, mean, variance);
         else
             mean = (double)s.running_mean[c], variance = (double)s.running_variance[c];
         if (threadIdx.x % 32 != 0) continue;
@@ -259,29 +249,38 @@ template <int V> __device__ static inline void own_coefficients(const cut &k, co
     for (int i = 0; i < V; i++) mine[i] = tile[column_of(k) * V + i];
 }
 
-/* y of the thread's rows, last row first: it was read last. */
-template <typename T, int V, bool KEPT>
-__device__ static void normalise(const cut &k, const affine *tile, bool relu, const T *x, const raw<T, V> *kept,
-                                 const T *residual, T *y)
+/* ROWS_AHEAD rows of the thread, from the n-th downwards: x, from memory or kept, and the residual. */
+template <typename T, int V> struct inputs {
+    raw<T, V> x[ROWS_AHEAD], added[ROWS_AHEAD];
+};
+
+template <typename T, int V>
+__device__ static inline void fetch_inputs(const cut &k, const own &o, const T *x, const raw<T, V> *kept, const T *residual,
+                                           int n, inputs<T, V> &w)
 {
-    const own o = own_of<V>(k);
+#pragma unroll
+    for (int b = 0; b < ROWS_AHEAD; b++)
+        if (n >= b) w.x[b] = kept ? kept[(n - b) * THREADS + threadIdx.x] : fetch<T, V>(x + place_x(k, o, n - b));
+    if (residual)
+#pragma unroll
+        for (int b = 0; b < ROWS_AHEAD; b++)
+            if (n >= b) w.added[b] = fetch<T, V>(residual + place(k, o, n - b));
+}
+
+/* y of the thread's rows, last row first: it was read last. w: the first of them, fetched before. */
+template <typename T, int V>
+__device__ static void normalise(const cut &k, const own &o, const affine *tile, bool relu, const T *x, const raw<T, V> *kept,
+                                 const T *residual, inputs<T, V> &w, T *y)
+{
     affine c[V];
     own_coefficients<V>(k, tile, c);
     for (int last = o.count - 1; last >= 0; last -= ROWS_AHEAD) {
-        raw<T, V> value[ROWS_AHEAD], added[ROWS_AHEAD];
-#pragma unroll
-        for (int b = 0; b < ROWS_AHEAD; b++)
-            if (last >= b)
-                value[b] = KEPT ? kept[(last - b) * THREADS + threadIdx.x] : fetch<T, V>(x + place_x(k, o, last - b));
-        if (residual)
-#pragma unroll
-            for (int b = 0; b < ROWS_AHEAD; b++)
-                if (last >= b) added[b] = fetch<T, V>(residual + place(k, o, last - b));
+        if (last != o.count - 1) fetch_inputs<T, V>(k, o, x, kept, residual, last, w);
 #pragma unroll
         for (int b = 0; b < ROWS_AHEAD; b++) {
             if (last < b) break;
-            lanes<V> v = expand<T, V>(value[b]), r = {};
-            if (residual) r = expand<T, V>(added[b]);
+            lanes<V> v = expand<T, V>(w.x[b]), r = {};
+            if (residual) r = expand<T, V>(w.added[b]);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const float z = normal(c[i], v.v[i]) + r.v[i];
@@ -413,7 +412,8 @@ __device__ static void sum_gradients(const cut &k, const streams<T> &s, const co
 /* ---- backward: the parameters' gradients, and dx ------------------------------------------------------------------------ */
 
 typedef struct gradients {
-    const float2 *partial;
+    const float2 *partial; /* (channels, parts): the slabs, or what a convolution has summed */
+    int parts;
     float *dscale, *dshift; /* NULL: not wanted */
     bool accumulate;
     bool training; /* else mean and variance are constants */
@@ -435,8 +435,9 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
         if (c >= k.channels) break;
         const float mean = f.saved[c], rstd = f.saved[k.channels + c], scale = f.scale[c], shift = f.shift[c];
         double sum = 0.0, dot = 0.0;
-        for (int slab = threadIdx.x % 32; slab < k.slabs; slab += 32) {
-            const float2 part = __ldcg(p.partial + (int64_t)c * k.slabs + slab);
+#pragma unroll 4 /* number of loads in flight */
+        for (int n = threadIdx.x % 32; n < p.parts; n += 32) {
+            const float2 part = __ldcg(p.partial + (int64_t)c * p.parts + n);
             sum += (double)part.x;
             dot += (double)part.y;
         }
@@ -456,10 +457,12 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
     __syncthreads();
 }
 
-/* dx of the thread's rows, last row first; added to the existing gradient where add is set. */
+/* dx of the thread's rows, last row first; added to the existing gradient where add is set. dresidual: g is written there
+ * first; NULL: it is not. w: where nothing is kept, the first rows, fetched before. */
 template <typename T, int V, bool KEPT>
 __device__ static void input_gradient(const cut &k, const affine *tile, const slopes *slope, const streams<T> &s,
-                                      const raw<T, V> *kept_x, const raw<T, V> *kept_g, bool add, T *dx)
+                                      const raw<T, V> *kept_x, const raw<T, V> *kept_g, words<T, V> *first, T *dresidual,
+                                      bool add, T *dx)
 {
     const int ahead = KEPT ? SUMS_AHEAD : GRADS_AHEAD;
     const own o = own_of<V>(k);
@@ -469,9 +472,9 @@ __device__ static void input_gradient(const cut &k, const affine *tile, const sl
 #pragma unroll
     for (int i = 0; i < V; i++) d[i] = slope[column_of(k) * V + i];
     for (int n = o.count - 1; n >= 0; n -= ahead) {
-        words<T, V> w[ahead];
+        words<T, V> kept[ahead], *w = KEPT ? kept : first;
         raw<T, V> before[ahead];
-        if constexpr (!KEPT) fetch_rows(k, o, s, n, w);
+        if (!KEPT && n != o.count - 1) fetch_rows(k, o, s, n, w);
         if (add)
 #pragma unroll
             for (int b = 0; b < ahead; b++)
@@ -482,6 +485,11 @@ __device__ static void input_gradient(const cut &k, const affine *tile, const sl
             if (KEPT) w[b].x = kept_x[(n - b) * THREADS + threadIdx.x];
             const lanes<V> x = expand<T, V>(w[b].x);
             lanes<V> g = KEPT ? expand<T, V>(kept_g[(n - b) * THREADS + threadIdx.x]) : gradient(s, w[b], x, c), sum = {};
+            if (!KEPT && dresidual) {
+                const raw<T, V> word = compress<T, V>(g);
+                *reinterpret_cast<raw<T, V> *>(dresidual + place(k, o, n - b)) = word;
+                g = expand<T, V>(word);
+            }
             if (add) sum = expand<T, V>(before[b]);
 #pragma unroll
             for (int i = 0; i < V; i++) g.v[i] = fmaf(c[i].scale, g.v[i], fmaf(d[i].from_x, x.v[i], d[i].offset)) + sum.v[i];

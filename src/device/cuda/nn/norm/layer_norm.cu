@@ -5,12 +5,14 @@
  * With a residual x is the sum of two inputs, the stream, which forward writes in addition to y; backward adds the gradient
  * that other readers of the stream have, and the sum is the gradient of both inputs.
  *
- * Where a warp can hold a row in its registers it reads it once; backward keeps the column sums there, too. Other widths use
- * kernels that read a row again for every pass over it. */
+ * Where a team of 4 to 32 lanes of a warp can hold a row in its registers it reads it once; backward keeps the column sums
+ * there, too. Teams are as small as three packs a lane allow: of 96, 192, 384 and 768 numbers in bf16 every lane has three.
+ * Other widths use kernels that read a row again for every pass over it. */
 #include "device/cuda/nn/bias_relu.h"
 #include "device/cuda/nn/sequence.h"
 
-#define ROWS_PER_BLOCK 8 /* one warp each */
+#define ROWS_PER_BLOCK 8 /* one warp each; warps of teams: rows of a team */
+#define TEAM_PACKS 3     /* of a lane, where the team could be larger */
 #define COLUMN_LANES 8   /* threads that share a column of a slab */
 #define MAX_SLABS 1024   /* of rows, summed separately and then added in order */
 #define MAX_HELD 48      /* elements of a row that a lane holds */
@@ -47,16 +49,16 @@ static constexpr int blocks_at_once(int K, int V)
     return registers <= 40 ? 4 : registers <= 56 ? 3 : registers <= 84 ? 2 : 1;
 }
 
-/* ---- rows in registers: K packs a lane ------------------------------------------------------------------------------- */
+/* ---- rows in registers: K packs a lane, L lanes a row ------------------------------------------------------------------ */
 
-/* The lane's part of a row, in its storage type: packs lane, lane + 32, ...; zeros past its end. */
-template <typename T, int K> struct raw_row {
+/* The lane's part of a row, in its storage type: packs lane, lane + L, ...; zeros past its end. */
+template <typename T, int K, int L> struct raw_row {
     uint4 part[K];
     __device__ void read(const T *row, int width)
     {
 #pragma unroll
         for (int j = 0; j < K; j++) {
-            const int c = (threadIdx.x % 32 + 32 * j) * pack<T>::n;
+            const int c = (threadIdx.x % L + L * j) * pack<T>::n;
             part[j] = make_uint4(0, 0, 0, 0);
             if (c < width) part[j] = *reinterpret_cast<const uint4 *>(row + c);
         }
@@ -65,27 +67,35 @@ template <typename T, int K> struct raw_row {
 };
 
 /* Calls work(j, column) for every pack that the lane holds. */
-template <typename T, int K, typename Work> __device__ static inline void for_held(int width, Work work)
+template <typename T, int K, int L, typename Work> __device__ static inline void for_held(int width, Work work)
 {
 #pragma unroll
     for (int j = 0; j < K; j++) {
-        const int c = (threadIdx.x % 32 + 32 * j) * pack<T>::n;
+        const int c = (threadIdx.x % L + L * j) * pack<T>::n;
         if (c < width) work(j, c);
     }
 }
 
-/* A warp owns a row. */
-template <typename T, int K, bool RESIDUAL>
+/* The sum over the lanes of a team, in each of them; every lane of the warp must come. */
+template <int L> __device__ static inline float team_sum(float v)
+{
+#pragma unroll
+    for (int apart = L / 2; apart; apart /= 2) v += __shfl_xor_sync(0xffffffffu, v, apart);
+    return v;
+}
+
+/* A team owns a row. Past the last row a team has a width of 0, and takes part in the warp's sums. */
+template <typename T, int K, int L, bool RESIDUAL>
 static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK) forward_held_kernel(norm_memory<T> m)
 {
     constexpr int V = pack<T>::n;
-    const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32, at = row * m.width;
-    if (row >= m.rows) return;
-    raw_row<T, K> x, residual;
+    const int64_t row = (int64_t)blockIdx.x * (32 / L * ROWS_PER_BLOCK) + threadIdx.x / L, at = row * m.width;
+    const int width = row < m.rows ? m.width : 0;
+    raw_row<T, K, L> x, residual;
     lanes<V> v[K];
-    x.read(m.x + at, m.width);
-    if (RESIDUAL) residual.read(m.residual + at, m.width);
-    for_held<T, K>(m.width, [&](int j, int c) {
+    x.read(m.x + at, width);
+    if (RESIDUAL) residual.read(m.residual + at, width);
+    for_held<T, K, L>(width, [&](int j, int c) {
         v[j] = x.numbers(j);
         if (!RESIDUAL) return;
         const lanes<V> other = residual.numbers(j);
@@ -94,17 +104,17 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK) forward_held_kerne
         store_lanes<V>(m.stream + at + c, v[j]);
     });
     float sum = 0.0f, square = 0.0f;
-    for_held<T, K>(m.width, [&](int j, int) {
+    for_held<T, K, L>(width, [&](int j, int) {
 #pragma unroll
         for (int k = 0; k < V; k++) sum += v[j].v[k];
     });
-    const float mean = warp_sum(sum) / (float)m.width;
-    for_held<T, K>(m.width, [&](int j, int) {
+    const float mean = team_sum<L>(sum) / (float)m.width;
+    for_held<T, K, L>(width, [&](int j, int) {
 #pragma unroll
         for (int k = 0; k < V; k++) square += (v[j].v[k] - mean) * (v[j].v[k] - mean);
     });
-    const float rstd = 1.0f / sqrtf(warp_sum(square) / (float)m.width + m.eps);
-    for_held<T, K>(m.width, [&](int j, int c) {
+    const float rstd = 1.0f / sqrtf(team_sum<L>(square) / (float)m.width + m.eps);
+    for_held<T, K, L>(width, [&](int j, int c) {
         const lanes<V> scale = load_floats<V>(m.scale + c);
         lanes<V> shift = {};
         if (m.shift) shift = load_floats<V>(m.shift + c);
@@ -112,30 +122,47 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK) forward_held_kerne
         for (int k = 0; k < V; k++) v[j].v[k] = (v[j].v[k] - mean) * rstd * scale.v[k] + shift.v[k];
         store_lanes<V>(m.y + at + c, v[j]);
     });
-    if (m.saved && threadIdx.x % 32 == 0) m.saved[2 * row] = mean, m.saved[2 * row + 1] = rstd;
+    if (m.saved && width && threadIdx.x % L == 0) m.saved[2 * row] = mean, m.saved[2 * row + 1] = rstd;
 }
 
-/* dx and partial. A warp owns rows at equal distances; RESIDUAL: there is a dstream. Rows are held in their storage type,
- * which takes half the registers, and are converted to float twice. The sums of a block's warps are added in order in shared
- * memory, (ROWS_PER_BLOCK, width). */
-template <typename T, int K, bool RESIDUAL>
+/* The sums of a block's teams over their rows: added in order in shared memory, sums (teams, width). */
+template <typename T, int K, int L>
+__device__ static inline void add_teams(const norm_memory<T> &m, const lanes<pack<T>::n> (&held)[K], int which, float *sums)
+{
+    const int teams = 32 / L * ROWS_PER_BLOCK, team = threadIdx.x / L;
+    __syncthreads();
+    for_held<T, K, L>(m.width, [&](int j, int c) {
+#pragma unroll
+        for (int k = 0; k < pack<T>::n; k++) sums[team * m.width + c + k] = held[j].v[k];
+    });
+    __syncthreads();
+    for (int c = threadIdx.x; c < m.width; c += 32 * ROWS_PER_BLOCK) {
+        float sum = 0.0f;
+        for (int t = 0; t < teams; t++) sum += sums[t * m.width + c];
+        m.partial[((int64_t)blockIdx.x * 2 + which) * m.width + c] = sum;
+    }
+}
+
+/* dx and partial. A team owns rows at equal distances; RESIDUAL: there is a dstream. Rows are held in their storage type,
+ * which takes half the registers, and are converted to float twice. */
+template <typename T, int K, int L, bool RESIDUAL>
 static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK, blocks_at_once(K, pack<T>::n))
     backward_held_kernel(norm_memory<T> m)
 {
     extern __shared__ float sums[];
-    constexpr int V = pack<T>::n;
+    constexpr int V = pack<T>::n, teams = 32 / L * ROWS_PER_BLOCK;
     lanes<V> dscale[K] = {}, dshift[K] = {};
-    const int warp = threadIdx.x / 32;
-    const int64_t step = (int64_t)gridDim.x * ROWS_PER_BLOCK;
-    for (int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + warp; row < m.rows; row += step) {
-        const int64_t at = row * m.width;
-        raw_row<T, K> x, dy, dstream;
-        x.read(m.x + at, m.width);
-        dy.read(m.dy + at, m.width);
-        if (RESIDUAL) dstream.read(m.dstream + at, m.width);
+    const int64_t begin = (int64_t)blockIdx.x * teams + threadIdx.x / 32 * (32 / L), step = (int64_t)gridDim.x * teams;
+    for (int64_t of_warp = begin; of_warp < m.rows; of_warp += step) { /* the first of the warp's rows */
+        const int64_t mine = of_warp + threadIdx.x % 32 / L, row = mine < m.rows ? mine : of_warp, at = row * m.width;
+        const int width = mine < m.rows ? m.width : 0;
+        raw_row<T, K, L> x, dy, dstream;
+        x.read(m.x + at, width);
+        dy.read(m.dy + at, width);
+        if (RESIDUAL) dstream.read(m.dstream + at, width);
         const float mean = m.saved[2 * row], rstd = m.saved[2 * row + 1];
         float sum = 0.0f, dot = 0.0f; /* of g = scale dy, and of g times xh */
-        for_held<T, K>(m.width, [&](int j, int c) {
+        for_held<T, K, L>(width, [&](int j, int c) {
             const lanes<V> v = x.numbers(j), d = dy.numbers(j), scale = load_floats<V>(m.scale + c);
 #pragma unroll
             for (int k = 0; k < V; k++) {
@@ -147,9 +174,9 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK, blocks_at_once(K, 
             }
         });
         if (!m.dx) continue;
-        sum = warp_sum(sum) / (float)m.width;
-        dot = warp_sum(dot) / (float)m.width;
-        for_held<T, K>(m.width, [&](int j, int c) {
+        sum = team_sum<L>(sum) / (float)m.width;
+        dot = team_sum<L>(dot) / (float)m.width;
+        for_held<T, K, L>(width, [&](int j, int c) {
             const lanes<V> v = x.numbers(j), scale = load_floats<V>(m.scale + c);
             lanes<V> g = dy.numbers(j), beside = {};
             if (RESIDUAL) beside = dstream.numbers(j);
@@ -159,20 +186,8 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK, blocks_at_once(K, 
             store_both(m, at + c, g);
         });
     }
-#pragma unroll
-    for (int which = 0; which < 2; which++) {
-        __syncthreads();
-        for_held<T, K>(m.width, [&](int j, int c) {
-#pragma unroll
-            for (int k = 0; k < V; k++) sums[warp * m.width + c + k] = which ? dshift[j].v[k] : dscale[j].v[k];
-        });
-        __syncthreads();
-        for (int c = threadIdx.x; c < m.width; c += 32 * ROWS_PER_BLOCK) {
-            float sum = 0.0f;
-            for (int w = 0; w < ROWS_PER_BLOCK; w++) sum += sums[w * m.width + c];
-            m.partial[((int64_t)blockIdx.x * 2 + which) * m.width + c] = sum;
-        }
-    }
+    add_teams<T, K, L>(m, dscale, 0, sums);
+    add_teams<T, K, L>(m, dshift, 1, sums);
 }
 
 /* ---- rows of any width ------------------------------------------------------------------------------------------------ */
@@ -265,18 +280,30 @@ template <typename T> static __global__ void column_sums_kernel(norm_memory<T> m
 static int width_of(const abar__op *op) { return (int)op->desc.in[0].dim[op->desc.in[0].ndim - 1]; }
 static int64_t rows_of(const abar__op *op) { return abar__shape_count(&op->desc.in[0]) / width_of(op); }
 
+/* Lanes that hold a row together. */
+static int team_of(const abar__op *op)
+{
+    const int elements = abar__cuda_is_bf16(op->dev) ? pack<bf16>::n : pack<float>::n;
+    int team = 4;
+    while (team < 32 && width_of(op) > team * elements * TEAM_PACKS) team *= 2;
+    return team;
+}
+
 /* Packs of a row that a lane holds; 0: it does not fit. */
 static int held_of(const abar__op *op)
 {
     const int elements = abar__cuda_is_bf16(op->dev) ? pack<bf16>::n : pack<float>::n, width = width_of(op);
-    const int held = (int)abar__cuda_blocks(width, 32 * elements);
+    const int held = (int)abar__cuda_blocks(width, team_of(op) * elements);
     return width % elements == 0 && held * elements <= MAX_HELD ? held : 0;
 }
+
+/* Rows that a block holds at a time. */
+static int rows_at_once(const abar__op *op) { return 32 / team_of(op) * ROWS_PER_BLOCK; }
 
 /* Blocks that share the rows in backward. */
 static int slabs_of(const abar__op *op)
 {
-    const int64_t wanted = abar__cuda_blocks(rows_of(op), held_of(op) ? ROWS_PER_BLOCK : 8 * COLUMN_LANES);
+    const int64_t wanted = abar__cuda_blocks(rows_of(op), held_of(op) ? rows_at_once(op) : 8 * COLUMN_LANES);
     const int V = abar__cuda_is_bf16(op->dev) ? pack<bf16>::n : pack<float>::n;
     const int64_t most = held_of(op) ? blocks_at_once(held_of(op), V) * abar__cuda_of(op->dev)->processors : 64;
     const int64_t slabs = wanted < most ? wanted : most;
@@ -315,36 +342,56 @@ template <typename T> static norm_memory<T> memory_of(const abar__op *op, const 
     return m;
 }
 
-template <typename T, int K> static void held_launch(abar__op *op, const norm_memory<T> &m, bool back)
+template <typename T, int K, int L> static void held_launch(abar__op *op, const norm_memory<T> &m, bool back)
 {
     const dim3 threads(32 * ROWS_PER_BLOCK);
     if (back)
-        abar__cuda_launch(op->dev, m.dstream ? backward_held_kernel<T, K, true> : backward_held_kernel<T, K, false>,
-                          dim3((unsigned)slabs_of(op)), threads, ROWS_PER_BLOCK * (size_t)m.width * sizeof(float), m);
+        abar__cuda_launch(op->dev, m.dstream ? backward_held_kernel<T, K, L, true> : backward_held_kernel<T, K, L, false>,
+                          dim3((unsigned)slabs_of(op)), threads, (size_t)rows_at_once(op) * (size_t)m.width * sizeof(float), m);
     else
-        abar__cuda_launch(op->dev, m.residual ? forward_held_kernel<T, K, true> : forward_held_kernel<T, K, false>,
-                          dim3((unsigned)abar__cuda_blocks(m.rows, ROWS_PER_BLOCK)), threads, 0, m);
+        abar__cuda_launch(op->dev, m.residual ? forward_held_kernel<T, K, L, true> : forward_held_kernel<T, K, L, false>,
+                          dim3((unsigned)abar__cuda_blocks(m.rows, rows_at_once(op))), threads, 0, m);
 }
 
-/* K: 1, 2, 3, 4, 6, and for floats 8 and 12. */
-template <typename T> static void held_run(abar__op *op, const norm_memory<T> &m, bool back)
+/* K: 2, 3, and in the smallest teams 1. */
+template <typename T, int L> static void team_run(abar__op *op, const norm_memory<T> &m, bool back)
 {
     const int held = held_of(op);
-    if (held == 1)
-        held_launch<T, 1>(op, m, back);
+    if (held == 3)
+        held_launch<T, 3, L>(op, m, back);
     else if (held == 2)
-        held_launch<T, 2>(op, m, back);
+        held_launch<T, 2, L>(op, m, back);
+    else if constexpr (L == 4)
+        held_launch<T, 1, L>(op, m, back);
+}
+
+/* K: 2, 3, 4, 6, and for floats 8 and 12. */
+template <typename T> static void warp_run(abar__op *op, const norm_memory<T> &m, bool back)
+{
+    const int held = held_of(op);
+    if (held == 2)
+        held_launch<T, 2, 32>(op, m, back);
     else if (held == 3)
-        held_launch<T, 3>(op, m, back);
+        held_launch<T, 3, 32>(op, m, back);
     else if (held == 4)
-        held_launch<T, 4>(op, m, back);
+        held_launch<T, 4, 32>(op, m, back);
     else if (held <= 6)
-        held_launch<T, 6>(op, m, back);
+        held_launch<T, 6, 32>(op, m, back);
     else if constexpr (sizeof(T) == sizeof(float)) { /* only floats need so many */
         if (held <= 8)
-            held_launch<T, 8>(op, m, back);
+            held_launch<T, 8, 32>(op, m, back);
         else
-            held_launch<T, 12>(op, m, back);
+            held_launch<T, 12, 32>(op, m, back);
+    }
+}
+
+template <typename T> static void held_run(abar__op *op, const norm_memory<T> &m, bool back)
+{
+    switch (team_of(op)) {
+    case 4: team_run<T, 4>(op, m, back); break;
+    case 8: team_run<T, 8>(op, m, back); break;
+    case 16: team_run<T, 16>(op, m, back); break;
+    default: warp_run<T>(op, m, back); break;
     }
 }
 

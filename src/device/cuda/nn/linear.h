@@ -1,0 +1,77 @@
+/* The products of a linear layer as cuBLASLt has them: how they are described, chosen and run.
+ *
+ * cuBLASLt is column-major: what is (R, C) here is a C x R matrix there, and every product is transposed. */
+#ifndef ABAR_CUDA_NN_LINEAR_H
+#define ABAR_CUDA_NN_LINEAR_H
+
+#include "device/cuda/nn/cuda_nn_handles.h"
+
+#define ABAR_LT_WORKSPACE ((size_t)32 << 20) /* of a product, at most */
+
+typedef struct abar__lt_product {
+    cublasLtMatmulDesc_t desc; /* NULL: there is none */
+    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulAlgo_t algo;
+    size_t workspace;
+    cublasLtEpilogue_t epilogue;
+} abar__lt_product;
+
+/* One matrix of a product: its memory as (rows, width), and whether it is to be transposed. */
+typedef struct abar__lt_side {
+    cudaDataType_t type;
+    int64_t rows, width, pitch;
+    cublasOperation_t op;
+} abar__lt_side;
+
+/* Outputs first .. first + outputs - 1. */
+typedef struct abar__lt_part {
+    abar__lt_product y, dx, dw;
+    int64_t first, outputs;
+} abar__lt_part;
+
+typedef struct abar__lt_linear {
+    abar__lt_part parts[2];
+    int n_parts;
+    abar__lt_product dw_db; /* dw and db at once, written; none: that is not faster */
+    int64_t pitch;          /* from row to row of the output */
+    bool tail;              /* bias and ReLU are a pass after the product */
+    size_t bias_bytes;      /* of the bf16 copy of the bias, before the forward product's workspace; 0: none is needed */
+} abar__lt_linear;
+
+static inline int64_t abar__lt_inputs(const abar__op *op) { return op->desc.in[0].dim[op->desc.in[0].ndim - 1]; }
+static inline int64_t abar__lt_outputs(const abar__op *op) { return op->desc.out.dim[op->desc.out.ndim - 1]; }
+static inline int64_t abar__lt_rows(const abar__op *op) { return abar__shape_count(&op->desc.out) / abar__lt_outputs(op); }
+static inline size_t abar__lt_element(const abar__op *op) { return abar_dtype_size(op->dev->activation); }
+
+/* ---- linear_product.cu -------------------------------------------------------------------------------------------- */
+
+abar_status abar__lt_explain(abar_device *dev, cublasStatus_t status);
+/* cuBLASLt has no algorithm for such widths. */
+bool abar__lt_is_refusal(cublasStatus_t status);
+
+/* d (rows, width) = a and b multiplied in cuBLASLt's order, followed by the epilogue, by its first suggestion. A failure
+ * leaves something to release. */
+cublasStatus_t abar__lt_make(const abar_device *dev, const abar__cuda_nn_state *nn, abar__lt_side a, abar__lt_side b,
+                             abar__lt_side d, cublasLtEpilogue_t epilogue, abar__lt_product *out);
+void abar__lt_release(const abar_device *dev, abar__lt_product *p); /* then there is none */
+cublasStatus_t abar__lt_set(const abar_device *dev, const abar__lt_product *p, cublasLtMatmulDescAttributes_t what,
+                            const void *value, size_t bytes);
+/* Up to `most` algorithms whose sums have a fixed order, for memory aligned like the arena, the most promising first. */
+cublasStatus_t abar__lt_ask(const abar__cuda_nn_state *nn, const abar__lt_product *p, int most,
+                            cublasLtMatmulHeuristicResult_t *out, int *found);
+/* Whether the algorithm runs p within the workspace, of which it sets the size. */
+bool abar__lt_fits(const abar__cuda_nn_state *nn, const abar__lt_product *p, const cublasLtMatmulAlgo_t *algo,
+                   size_t *workspace);
+cublasStatus_t abar__lt_run(abar_device *dev, char *workspace, const abar__lt_product *p, const void *a, const void *b,
+                            float beta, void *d);
+
+/* dw (and, with the epilogue BGRADB, db) of one part. */
+cublasStatus_t abar__lt_make_slope(const abar__op *op, const abar__cuda_nn_state *nn, const abar__lt_linear *l,
+                                   const abar__lt_part *p, cublasLtEpilogue_t epilogue, abar__lt_product *to);
+
+/* ---- linear_choice.cu --------------------------------------------------------------------------------------------- */
+
+/* Gives every product its algorithm, and makes dw_db where it pays: as measured on random numbers, now or earlier. */
+abar_status abar__lt_choose(const abar__op *op, abar__cuda_nn_state *nn, abar__lt_linear *l);
+
+#endif

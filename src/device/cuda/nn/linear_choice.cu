@@ -1,0 +1,304 @@
+/* Chooses the algorithms of a linear layer's products: the fastest, measured on random numbers once per shape and kept for
+ * later processes (autotune_cache.h). Equal layers run equally, with the workspaces that were planned for them.
+ *
+ * Candidates are what cuBLASLt suggests. A gradient of the weight is a short product with many rows to add: for its best
+ * candidates the number of parts into which these are cut is varied, too. Parts are added in a fixed order. */
+#include "device/cuda/nn/bias_relu.h"
+#include "device/cuda/nn/linear.h"
+#include "device/cuda/nn/trial.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    CANDIDATES = 32,
+    LEADERS = 3, /* whose cuts are varied */
+    ROUNDS = 2,  /* of REPEAT runs: the better one counts */
+    REPEAT = 4,
+    PRODUCTS = 7,
+    ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t),
+};
+
+static const int cuts[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
+
+/* ---- measuring -------------------------------------------------------------------------------------------------- */
+
+/* Memory as the layer will have it, filled with random numbers, and events. */
+typedef struct trial {
+    abar_device *dev;
+    const abar__cuda_nn_state *nn;
+    void *memory;
+    size_t bytes;
+    char *x, *z, *w, *dw, *db, *workspace;
+    cudaEvent_t begin, end;
+} trial;
+
+static void close_trial(trial *t)
+{
+    if (t->end) cudaEventDestroy(t->end);
+    if (t->begin) cudaEventDestroy(t->begin);
+    abar_device_free(t->dev, t->memory, t->bytes);
+}
+
+static abar_status open_trial(const abar__op *op, const abar__lt_linear *l, trial *t)
+{
+    const size_t in = (size_t)abar__lt_inputs(op), out = (size_t)abar__lt_outputs(op), rows = (size_t)abar__lt_rows(op);
+    const size_t element = abar__lt_element(op), partials = abar__cuda_bias_partials(t->dev, (int64_t)rows, (int64_t)out);
+    const size_t parts[] = {rows * in * element, rows * (size_t)l->pitch * element,
+                            out * in * element,  out * in * sizeof(float),
+                            out * sizeof(float), partials > ABAR_LT_WORKSPACE ? partials : ABAR_LT_WORKSPACE};
+    char **const places[] = {&t->x, &t->z, &t->w, &t->dw, &t->db, &t->workspace};
+    size_t bytes = ABAR_CUDA_ALIGN;
+    for (int i = 0; i < 6; i++) bytes += abar__round_up(parts[i], ABAR_CUDA_ALIGN);
+    ABAR_TRY(abar_device_alloc(t->dev, bytes, &t->memory));
+    t->bytes = bytes;
+    char *at = abar__cuda_workspace(t->memory);
+    for (int i = 0; i < 6; at += abar__round_up(parts[i++], ABAR_CUDA_ALIGN)) *places[i] = at;
+    CUDA_TRY(t->dev, cudaEventCreate(&t->begin));
+    CUDA_TRY(t->dev, cudaEventCreate(&t->end));
+    abar__trial_fill(t->dev, t->x, (int64_t)((size_t)(t->workspace - t->x) / element));
+    return abar__cuda_status(t->dev);
+}
+
+/* Milliseconds of work(); negative: it returned false, or the device failed. */
+template <typename Work> static float time_of(const trial *t, Work work)
+{
+    const cudaStream_t stream = abar__cuda_of(t->dev)->stream;
+    float best = -1.0f, ms;
+    if (!work()) return -1.0f;
+    for (int round = 0; round < ROUNDS; round++) {
+        bool good = cudaEventRecord(t->begin, stream) == cudaSuccess;
+        for (int i = 0; i < REPEAT && good; i++) good = work();
+        good = cudaEventRecord(t->end, stream) == cudaSuccess && good;
+        good = cudaEventSynchronize(t->end) == cudaSuccess && good;
+        if (!good || cudaEventElapsedTime(&ms, t->begin, t->end) != cudaSuccess) return -1.0f;
+        if (best < 0.0f || ms < best) best = ms;
+    }
+    return best / (float)REPEAT;
+}
+
+/* The factors of a product and its result. */
+typedef struct operands {
+    const void *a, *b;
+    void *d;
+} operands;
+
+/* One algorithm for a product, and what it takes. */
+typedef struct candidate {
+    cublasLtMatmulAlgo_t algo;
+    size_t workspace;
+    float ms; /* negative: it does not work */
+} candidate;
+
+static void time_candidate(const trial *t, const abar__lt_product *p, const operands *of, candidate *c)
+{
+    abar__lt_product with = *p;
+    with.algo = c->algo;
+    with.workspace = c->workspace;
+    c->ms = time_of(t, [&] { return !abar__lt_run(t->dev, t->workspace, &with, of->a, of->b, 0.0f, of->d); });
+}
+
+static bool is_faster(const candidate *a, const candidate *b) { return a->ms >= 0.0f && (b->ms < 0.0f || a->ms < b->ms); }
+
+/* Puts c among the n best, the fastest first. */
+static void rank(candidate *best, int n, candidate c)
+{
+    for (int i = 0; i < n; i++)
+        if (is_faster(&c, &best[i])) {
+            const candidate next = best[i];
+            best[i] = c;
+            c = next;
+        }
+}
+
+/* The leader's algorithm with its rows cut otherwise, where that is possible and faster. */
+static void vary_cuts(const trial *t, const abar__lt_product *p, const operands *of, const candidate *leader, candidate *best)
+{
+    const abar__blas_api *api = &t->nn->blas_api;
+    for (const int cut : cuts) {
+        const uint32_t scheme = cut > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+        candidate c = *leader;
+        if (api->cublasLtMatmulAlgoConfigSetAttribute(&c.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &cut, sizeof cut) ||
+            api->cublasLtMatmulAlgoConfigSetAttribute(&c.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme) ||
+            !abar__lt_fits(t->nn, p, &c.algo, &c.workspace))
+            continue;
+        time_candidate(t, p, of, &c);
+        if (is_faster(&c, best)) *best = c;
+    }
+}
+
+/* Gives p the fastest of its algorithms and returns its milliseconds; negative: none worked, p is unchanged. */
+static float take_fastest(const trial *t, abar__lt_product *p, bool many_rows, operands of)
+{
+    cublasLtMatmulHeuristicResult_t advice[CANDIDATES];
+    candidate leaders[LEADERS] = {};
+    int found;
+    for (candidate &c : leaders) c.ms = -1.0f;
+    if (abar__lt_ask(t->nn, p, CANDIDATES, advice, &found)) return -1.0f;
+    for (int i = 0; i < found; i++) {
+        if (advice[i].state) continue;
+        candidate c = {advice[i].algo, advice[i].workspaceSize, -1.0f};
+        time_candidate(t, p, &of, &c);
+        rank(leaders, LEADERS, c);
+    }
+    candidate best = leaders[0];
+    for (int i = 0; i < LEADERS && many_rows; i++)
+        if (leaders[i].ms >= 0.0f) vary_cuts(t, p, &of, &leaders[i], &best);
+    if (best.ms < 0.0f) return -1.0f;
+    p->algo = best.algo;
+    p->workspace = best.workspace;
+    return best.ms;
+}
+
+/* db is computed together with dw, or by a pass of its own: whichever is faster. */
+static void join_slope_and_bias(const abar__op *op, abar__lt_linear *l, const trial *t, float dw_ms)
+{
+    const void *db = t->db;
+    if (abar__lt_make_slope(op, t->nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, &l->dw_db) ||
+        abar__lt_set(t->dev, &l->dw_db, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)) {
+        abar__lt_release(t->dev, &l->dw_db);
+        return;
+    }
+    const float both = take_fastest(t, &l->dw_db, true, {t->x, t->z, t->dw}),
+                alone = time_of(t, [&] {
+                    abar__cuda_bias_relu_gradient(t->dev, t->z, NULL, (float *)t->db, false, abar__lt_rows(op),
+                                                  abar__lt_outputs(op), (float *)t->workspace, l->pitch);
+                    return true;
+                });
+    if (both < 0.0f || dw_ms < 0.0f || both >= dw_ms + alone) abar__lt_release(t->dev, &l->dw_db);
+}
+
+static abar_status measure(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_linear *l)
+{
+    trial t = {};
+    t.dev = op->dev;
+    t.nn = nn;
+    abar_status status = open_trial(op, l, &t);
+    float dw_ms = -1.0f;
+    for (int i = 0; i < l->n_parts && status >= 0; i++) {
+        abar__lt_part *p = &l->parts[i];
+        const void *bias = t.db;
+        if (op->desc.bias && !l->tail) abar__lt_set(op->dev, &p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+        if (i == 0) /* the first measurement is discarded: an idle device is slow at first */
+            take_fastest(&t, &p->y, false, {t.w, t.x, t.z});
+        take_fastest(&t, &p->y, false, {t.w, t.x, t.z});
+        dw_ms = take_fastest(&t, &p->dw, true, {t.x, t.z, t.dw});
+        if (op->desc.need_dx[0]) take_fastest(&t, &p->dx, false, {t.w, t.z, t.x});
+    }
+    const bool joins = op->desc.bias && op->desc.activation == ABAR_ACT_NONE && l->n_parts == 1;
+    if (status >= 0 && joins) join_slope_and_bias(op, l, &t, dw_ms);
+    if (status >= 0) status = abar__cuda_status(op->dev);
+    close_trial(&t);
+    return status;
+}
+
+/* ---- remembering -------------------------------------------------------------------------------------------------- */
+
+/* Opens what earlier processes measured for this GPU, driver, cuBLASLt and abar. */
+static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
+{
+    char title[ABAR_AUTOTUNE_MAX];
+    cudaDeviceProp gpu;
+    int driver = 0;
+    if (nn->products) return ABAR_OK;
+    CUDA_TRY(dev, cudaGetDeviceProperties(&gpu, dev->ordinal));
+    CUDA_TRY(dev, cudaDriverGetVersion(&driver));
+    snprintf(title, sizeof title, "%.100s, driver %d, cublaslt %zu, abar %s", gpu.name, driver,
+             nn->blas_api.cublasLtGetVersion(), abar_version());
+    ABAR_TRY(abar__autotune_cache_open(dev->ctx, title, &nn->products));
+    return nn->products ? ABAR_OK : abar__autotune_cache_create(dev->ctx, title, &nn->products);
+}
+
+static void list_products(abar__lt_linear *l, abar__lt_product *out[PRODUCTS])
+{
+    for (int i = 0; i < 2; i++) {
+        out[3 * i] = &l->parts[i].y;
+        out[3 * i + 1] = &l->parts[i].dw;
+        out[3 * i + 2] = &l->parts[i].dx;
+    }
+    out[PRODUCTS - 1] = &l->dw_db;
+}
+
+/* "linear dw bf16 50432x384 to 1536 pitch 1536 bias 1 activation 0 epilogue 1", with what decides about dw_db; the epilogue is
+ * that of the product alone. */
+static void problem_of(const abar__op *op, const abar__lt_linear *l, int i, cublasLtEpilogue_t epilogue,
+                       char text[ABAR_AUTOTUNE_MAX])
+{
+    static const char *const names[PRODUCTS] = {"y",        "dw", "dx", "y of the rest", "dw of the rest", "dx of the rest",
+                                                "dw and db"};
+    const bool tf32 = op->dev->config.precision == ABAR_PRECISION_TF32;
+    snprintf(text, ABAR_AUTOTUNE_MAX, "linear %s %s %lldx%lld to %lld pitch %lld bias %d activation %d epilogue %d", names[i],
+             abar__cuda_is_bf16(op->dev) ? "bf16"
+             : tf32                      ? "tf32"
+                                         : "fp32",
+             (long long)abar__lt_rows(op), (long long)abar__lt_inputs(op), (long long)abar__lt_outputs(op), (long long)l->pitch,
+             op->desc.bias, (int)op->desc.activation, (int)epilogue);
+}
+
+/* "none", or the words of the algorithm. */
+static abar_status remember(const abar__op *op, abar__autotune_cache *cache, abar__lt_linear *l)
+{
+    abar__lt_product *products[PRODUCTS];
+    char problem[ABAR_AUTOTUNE_MAX], text[ABAR_AUTOTUNE_MAX] = "none";
+    list_products(l, products);
+    for (int i = 0; i < PRODUCTS; i++) {
+        const bool joint = i == PRODUCTS - 1;
+        if (!products[i]->desc && !joint) continue;
+        uint64_t words[ALGORITHM_WORDS];
+        memcpy(words, &products[i]->algo, sizeof words);
+        strcpy(text, "none");
+        for (int w = 0; w < ALGORITHM_WORDS && products[i]->desc; w++)
+            snprintf(text + 17 * w, sizeof text - 17 * (size_t)w, "%016llx ", (unsigned long long)words[w]);
+        problem_of(op, l, i, joint ? CUBLASLT_EPILOGUE_BGRADB : products[i]->epilogue, problem);
+        ABAR_TRY(abar__autotune_cache_put(cache, problem, text));
+    }
+    return ABAR_OK;
+}
+
+/* Gives p what was kept; false: nothing, or what is no longer possible. */
+static bool recall_product(const abar__cuda_nn_state *nn, const char *text, abar__lt_product *p)
+{
+    uint64_t words[ALGORITHM_WORDS];
+    int used = 0;
+    for (int w = 0; w < ALGORITHM_WORDS; w++) {
+        unsigned long long word;
+        if (sscanf(text, "%16llx%n", &word, &used) != 1) return false;
+        words[w] = word;
+        text += used;
+    }
+    cublasLtMatmulAlgo_t algo;
+    size_t workspace;
+    memcpy(&algo, words, sizeof algo);
+    if (!abar__lt_fits(nn, p, &algo, &workspace)) return false;
+    p->algo = algo;
+    p->workspace = workspace;
+    return true;
+}
+
+/* All that was kept for such a layer; false: something is missing. */
+static bool recall(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_linear *l)
+{
+    abar__lt_product *products[PRODUCTS];
+    char problem[ABAR_AUTOTUNE_MAX];
+    list_products(l, products);
+    for (int i = 0; i < PRODUCTS; i++) {
+        const bool joint = i == PRODUCTS - 1;
+        if (!products[i]->desc && !joint) continue;
+        problem_of(op, l, i, joint ? CUBLASLT_EPILOGUE_BGRADB : products[i]->epilogue, problem);
+        const char *text = abar__autotune_cache_find(nn->products, problem);
+        if (!text) return false;
+        if (joint && strcmp(text, "none") == 0) continue;
+        if (joint && abar__lt_make_slope(op, nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, products[i])) return false;
+        if (!recall_product(nn, text, products[i])) return false;
+    }
+    return true;
+}
+
+abar_status abar__lt_choose(const abar__op *op, abar__cuda_nn_state *nn, abar__lt_linear *l)
+{
+    ABAR_TRY(open_cache(op->dev, nn));
+    if (recall(op, nn, l)) return ABAR_OK;
+    abar__lt_release(op->dev, &l->dw_db);
+    ABAR_TRY(measure(op, nn, l));
+    return remember(op, nn->products, l);
+}
