@@ -1,7 +1,7 @@
-/* Networks of convolutions with few channels on cuda, bf16: the moments that a convolution computes for the batch norm behind
- * it are those of its output as it is stored; the sums that it takes in its backward pass for the batch norm before it are
- * those that this one takes itself; and gradients of weights that are computed beside later layers are, to the bit, those of
- * layers that run one by one. */
+/* Networks of convolutions with few channels or small images on cuda, bf16: the moments that a convolution computes for the
+ * batch norm behind it are those of its output as it is stored; the sums that it takes in its backward pass for the batch norm
+ * before it are those that this one takes itself; and gradients of weights that are computed beside later layers are, to the
+ * bit, those of layers that run one by one. */
 #include "cuda_testing.h"
 #include "net/net_impl.h"
 #include "net_testing.h"
@@ -13,7 +13,7 @@
 #define BF16_LAYERS 3e-2 /* and what comes of it through some layers */
 
 /* side: of the images; c1 channels, then c2 behind a convolution of this kernel and stride. given: whether batch norms get
- * their moments from convolutions; of very many tiles they do not. */
+ * their moments from convolutions; of very many tiles, or of cuDNN, they do not. */
 typedef struct network {
     int64_t batch, side, c1, c2, kernel, stride;
     bool bias, given;
@@ -23,7 +23,8 @@ static const network networks[] = {
     {4, 8, 16, 16, 3, 1, false, true},    {5, 6, 16, 32, 3, 1, true, true},      {7, 9, 32, 64, 3, 2, false, true},
     {3, 13, 64, 48, 1, 2, false, true},   {2, 3, 48, 16, 1, 1, false, true},     {1, 5, 32, 32, 3, 2, true, true},
     {2, 100, 16, 16, 3, 1, false, true},  {1, 300, 16, 32, 3, 2, false, true},   {128, 32, 16, 32, 3, 2, false, true},
-    {128, 16, 32, 64, 3, 2, false, true}, {600, 32, 16, 16, 3, 1, false, false},
+    {128, 16, 32, 64, 3, 2, false, true}, {600, 32, 16, 16, 3, 1, false, false}, {8, 12, 96, 80, 3, 1, true, false},
+    {4, 9, 128, 256, 1, 2, false, false}, {16, 14, 72, 136, 1, 1, false, false},
 };
 
 static abar_value conv(abar_net *net, abar_value x, const char *name, int64_t out, int64_t kernel, int64_t stride, bool bias)

@@ -1,5 +1,7 @@
 /* Convolution by cuDNN, and 1x1 ones by cuBLASLt, too: y = act(x * w + b) and its gradients, channels last. The gradients of
- * input and weight run concurrently; bias, ReLU and the float32 gradient of cuDNN's weights are passes of our own. */
+ * input and weight run concurrently, and that of a weight beside later layers, too, where images are small: it does not fill
+ * the device, and keeping its x and dy takes little memory. Bias, ReLU and the float32 gradient of cuDNN's weights are passes
+ * of our own. */
 #include "device/cuda/nn/bias_relu.h"
 #include "device/cuda/nn/conv/dnn_conv.h"
 
@@ -50,6 +52,7 @@ static abar_status create(abar__op *op, unsigned from)
     plan_scratch(op);
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_NHWC;
     op->backward_needs = ABAR_NEEDS_X | (relu ? (unsigned)ABAR_NEEDS_Y : 0u);
+    op->can_be_late = d->need_dx[0] && !abar__conv_is_large(op->dev, d);
     return ABAR_OK;
 }
 
@@ -147,9 +150,9 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     CUDA_TRY(op->dev, cudaEventRecord(cuda->fork, cuda->stream));
     CUDA_TRY(op->dev, cudaStreamWaitEvent(cuda->side_stream, cuda->fork, 0));
     ABAR_TRY(run_weights(op, a, nn->side, cuda->side_stream, scratch));
-    CUDA_TRY(op->dev, cudaEventRecord(cuda->join, cuda->side_stream));
+    if (!a->late) CUDA_TRY(op->dev, cudaEventRecord(cuda->join, cuda->side_stream));
     ABAR_TRY(run(op, nn->main, cuda->stream, ABAR_DNN_DATA, a->dx[0], weight_of(op, a), a->dy, scratch + c->data));
-    CUDA_TRY(op->dev, cudaStreamWaitEvent(cuda->stream, cuda->join, 0));
+    if (!a->late) CUDA_TRY(op->dev, cudaStreamWaitEvent(cuda->stream, cuda->join, 0));
     return abar__cuda_status(op->dev);
 }
 

@@ -18,6 +18,15 @@ typedef struct abar__dnn_shape {
     abar_window window;
 } abar__dnn_shape;
 
+/* Whether input and output together are larger than the L2 cache. */
+static inline bool abar__conv_is_large(const abar_device *dev, const abar__op_desc *desc)
+{
+    int cache = 0;
+    const int64_t elements = abar__shape_count(&desc->in[0]) + abar__shape_count(&desc->out);
+    if (cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, dev->ordinal) != cudaSuccess) return false;
+    return elements * (int64_t)abar_dtype_size(dev->activation) > cache;
+}
+
 /* ---- dnn_plan.cu: what cuDNN offers ------------------------------------------------------------------------------ */
 
 typedef struct abar__dnn_graph {

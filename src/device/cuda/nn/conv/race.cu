@@ -240,15 +240,6 @@ static bool recall(const abar__cuda_nn_state *nn, const char *problem, verdict *
 
 /* ---- making ----------------------------------------------------------------------------------------------------- */
 
-/* Whether input and output are larger than the L2 cache. */
-static bool is_large(const abar__op *op)
-{
-    int cache = 0;
-    const int64_t elements = abar__shape_count(&op->desc.in[0]) + abar__shape_count(&op->desc.out);
-    if (cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, op->dev->ordinal) != cudaSuccess) return false;
-    return elements * (int64_t)sizeof(bf16) > cache;
-}
-
 static bool runs(const race *r, int side) { return r->v.winner[FORWARD] == side || r->v.winner[BACKWARD] == side; }
 
 /* Makes the sides that run: those known to be faster, else both, of which the faster ones stay. */
@@ -280,7 +271,8 @@ static abar_status create(abar__op *op)
 {
     abar__cuda_nn_state *nn;
     abar__op ours;
-    if (op->dev->config.deterministic || !abar__cuda_is_bf16(op->dev) || !is_large(op)) return ABAR_E_UNSUPPORTED;
+    if (op->dev->config.deterministic || !abar__cuda_is_bf16(op->dev) || !abar__conv_is_large(op->dev, &op->desc))
+        return ABAR_E_UNSUPPORTED;
     ABAR_TRY(make_side(op, OURS, &ours));
     release_side(&ours);
     if (abar__cuda_dnn(op->dev, &nn) == ABAR_E_BACKEND) return ABAR_E_UNSUPPORTED;
