@@ -65,7 +65,7 @@ static void collect_plans(abar_device *dev, cudnnHandle_t handle, const abar__dn
             continue;
         if (round == PRECOMPILED)
             collect_precompiled(dev, handle, g, o);
-        else
+        else if (round == LAST_RESORT || !o->plans[0]) /* a rounded gradient only where there is no other */
             ask(dev, handle, o, g, CUDNN_HEUR_MODE_A, true, MAX_COMPILED);
         if (round == LAST_RESORT) ask(dev, handle, o, g, CUDNN_HEUR_MODE_FALLBACK, true, MAX_PLANS);
     }
