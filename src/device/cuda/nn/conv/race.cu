@@ -171,6 +171,7 @@ static abar_status measure(const abar__op *op, race *r, bool *measured)
 {
     abar__cuda *cuda = abar__cuda_of(op->dev);
     const cudaStream_t stream = cuda->stream;
+    abar__cuda_nn_state *nn;
     track t = {};
     abar_status status = open_track(op, r, &t);
     *measured = status >= 0;
@@ -178,6 +179,8 @@ static abar_status measure(const abar__op *op, race *r, bool *measured)
         cuda->stream = t.stream;
         status = run_race(r, &t);
         cuda->stream = stream;
+        const abar_status bound = abar__cuda_dnn(op->dev, &nn); /* cuDNN leaves t's stream */
+        if (status >= 0) status = bound;
     }
     close_track(op->dev, &t);
     return status == ABAR_E_MEMORY ? ABAR_OK : status;
