@@ -100,7 +100,19 @@ __device__ static inline uint64_t half_rows_descriptor(uint32_t at, uint32_t spa
     return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(span >> 4) << 16 | (uint64_t)(512 >> 4) << 32 | (uint64_t)2 << 62;
 }
 
-/* d = a b, or d += a b where there is more in it, later; (64, 128), (64, 160) and (64, 192) */
+/* d = a b, or d += a b where there is more in it, later; (64, 32), (64, 128), (64, 160) and (64, 192) */
+__device__ static inline void group_multiply_rows(float (&d)[16], uint64_t a, uint64_t b, bool more)
+{
+    asm volatile("{.reg .pred more; setp.ne.b32 more, %18, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, more, 1, 1, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+                   "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "l"(a), "l"(b), "r"((int)more)
+                 : "memory");
+}
+
 __device__ static inline void group_multiply_rows(float (&d)[64], uint64_t a, uint64_t b, bool more)
 {
     asm volatile("{.reg .pred more; setp.ne.b32 more, %66, 0; "
@@ -173,10 +185,17 @@ __device__ static inline void group_multiply_rows(float (&d)[96], uint64_t a, ui
                  : "memory");
 }
 
-/* ---- bf16 tiles of 64 columns ------------------------------------------------------------------------------------------- */
+/* ---- bf16 tiles of 64 or 32 columns -------------------------------------------------------------------------------------- */
 
-/* d = a b, or d += a b where there is more in it, later; a (64, 16), b (16, n), both tiles in the first layout above: a row of
- * 128 bytes is 64 values of the sum's direction; (64, 64) and (64, 16) */
+/* A tile of 32 columns, whose rows are 64 bytes in the pattern of half_rows_descriptor, where the direction of the sum is that
+ * of the columns. */
+__device__ static inline uint64_t half_tile_descriptor(uint32_t at)
+{
+    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(512 >> 4) << 32 | (uint64_t)2 << 62;
+}
+
+/* d = a b, or d += a b where there is more in it, later; a (64, 16), b (16, n), both tiles whose columns have the direction of
+ * the sum (tile_descriptor, half_tile_descriptor); (64, 64), (64, 56) and (64, 16) */
 __device__ static inline void group_multiply_columns(float (&d)[32], uint64_t a, uint64_t b, bool more)
 {
     asm volatile("{.reg .pred more; setp.ne.b32 more, %34, 0; "
@@ -203,8 +222,23 @@ __device__ static inline void group_multiply_columns(float (&d)[8], uint64_t a, 
                  : "memory");
 }
 
-/* d += a b, later; a (64, 16) in registers, 16 rows of each warp in the layout of mma.h, b (16, 64) as in rows_descriptor. The
- * registers of a are free again behind a wait and group_keep. */
+__device__ static inline void group_multiply_columns(float (&d)[28], uint64_t a, uint64_t b, bool more)
+{
+    asm volatile("{.reg .pred more; setp.ne.b32 more, %30, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n56k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27}, "
+                 "%28, %29, more, 1, 1, 0, 0;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+                   "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+                   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+                   "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
+                 : "l"(a), "l"(b), "r"((int)more)
+                 : "memory");
+}
+
+/* d += a b, later; a (64, 16) in registers, 16 rows of each warp in the layout of mma.h, b (16, n) as in rows_descriptor or
+ * half_rows_descriptor; (64, 64) and (64, 32). The registers of a are free again behind a wait and group_keep. */
 __device__ static inline void group_multiply_add_rows(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
 {
     asm volatile("{.reg .pred more; setp.eq.b32 more, 0, 0; "
@@ -216,6 +250,18 @@ __device__ static inline void group_multiply_add_rows(float (&d)[32], const uint
                    "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
                    "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
                    "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+                 : "memory");
+}
+
+__device__ static inline void group_multiply_add_rows(float (&d)[16], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("{.reg .pred more; setp.eq.b32 more, 0, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, more, 1, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+                   "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
                  : "memory");
 }

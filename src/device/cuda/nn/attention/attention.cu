@@ -135,7 +135,7 @@ static abar_status create(abar__op *op)
 
 static abar_status create_wide(abar__op *op)
 {
-    static const attention_kernels *const kernels[] = {&abar__attention_wide, NULL};
+    static const attention_kernels *const kernels[] = {&abar__attention_wide, &abar__attention_wide_windows, NULL};
     return abar__cuda_is_bf16(op->dev) ? create_of(op, kernels) : ABAR_E_UNSUPPORTED;
 }
 

@@ -54,7 +54,8 @@ typedef struct attention_kernels {
 extern const attention_kernels abar__attention_heads;      /* bf16 sequences of at most 208 tokens, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_any_length; /* bf16 sequences, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_wide;       /* bf16 sequences, heads of 64 columns, compute capability 9.0 */
-extern const attention_kernels abar__attention_windows;    /* bf16 windows of at most 64 tokens, heads of 32 or 64 columns */
+extern const attention_kernels abar__attention_wide_windows; /* bf16 windows of 7 x 7 tokens, heads of 32 columns, likewise */
+extern const attention_kernels abar__attention_windows;      /* bf16 windows of at most 64 tokens, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_bf16, abar__attention_float; /* all cases, without tensor cores */
 
 /* f<D, DROPS>() for the width of the heads: tensor cores handle 32 or 64 columns. */

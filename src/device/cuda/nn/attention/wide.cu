@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(128 * GROUPS, 2)
     extern __shared__ uint4 tile_memory[];
     __shared__ __align__(8) uint64_t turns[1 + 2 * PLACES];
     const owner o = owner_of(a, ROWS * GROUPS, a.causal);
-    const int group = (int)threadIdx.x / 128, first = o.first + group * ROWS;
+    const int group = own_group(), first = o.first + group * ROWS;
     const int end = a.causal ? min(a.length, o.first + ROWS * GROUPS) : a.length, tiles = (end + ROWS - 1) / ROWS;
     const int own = a.causal ? min(tiles, first / ROWS + 1) : tiles; /* tiles that this group sees */
     const uint32_t q = (shared_address(tile_memory) + ALIGNED - 1) / ALIGNED * ALIGNED;
@@ -213,7 +213,7 @@ static __global__ void __launch_bounds__(128 * GROUPS, 2)
     extern __shared__ uint4 tile_memory[];
     __shared__ __align__(8) uint64_t turns[1 + 2 * PLACES];
     const owner o = owner_of(a, ROWS * GROUPS, a.causal);
-    const int group = (int)threadIdx.x / 128, first = o.first + group * ROWS;
+    const int group = own_group(), first = o.first + group * ROWS;
     const int end = a.causal ? min(a.length, o.first + ROWS * GROUPS) : a.length, tiles = (end + ROWS - 1) / ROWS;
     const int own = a.causal ? min(tiles, first / ROWS + 1) : tiles;
     const uint32_t q = (shared_address(tile_memory) + ALIGNED - 1) / ALIGNED * ALIGNED, dy = q + GROUPS * TILE_SIZE;
@@ -418,13 +418,12 @@ template <bool DROPS> static abar_status prepare_as(abar_device *dev)
 /* Not for sequences that leave many rows of the groups without work. */
 static abar_status prepare(abar_device *dev, const attention *a)
 {
-    int major = 0, minor = 0;
+    bool wide = false;
     encode_function encode = NULL;
     const int64_t rows = abar__cuda_blocks(a->length, ROWS) * ROWS;
     if (a->side || a->width != WIDTH || (float)a->length < LEAST_USE * (float)rows) return ABAR_E_UNSUPPORTED;
-    CUDA_TRY(dev, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->ordinal));
-    CUDA_TRY(dev, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->ordinal));
-    if (major != 9 || minor != 0) return ABAR_E_UNSUPPORTED;
+    ABAR_TRY(has_wide_products(dev, &wide));
+    if (!wide) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(find_encode(dev, &encode));
     if (!encode) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(prepare_as<false>(dev));

@@ -161,8 +161,23 @@ __device__ static inline bool is_hidden(const edge &e, int query, int key)
     return query >= e.queries || key >= e.keys || e.apart + key > query;
 }
 
+/* This warp's group in its block, in a form of which the compiler knows that it is the same for all lanes. */
+__device__ static inline int own_group(void) { return (int)__shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
+
 /* This lane's first row in its group, and its first column in each chunk. */
 __device__ static inline int lane_row(void) { return (int)(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4); }
 __device__ static inline int lane_column(void) { return (int)(2 * (threadIdx.x % 4)); }
+
+/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+
+/* Whether the device has the instructions that this is compiled for. */
+static inline abar_status has_wide_products(abar_device *dev, bool *has)
+{
+    int major = 0, minor = 0;
+    CUDA_TRY(dev, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->ordinal));
+    CUDA_TRY(dev, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->ordinal));
+    *has = major == 9 && minor == 0;
+    return ABAR_OK;
+}
 
 #endif

@@ -4,68 +4,17 @@
  * A block of four warps owns one head and every gridDim.x-th of its windows (of all samples), one at a time. The scores of a
  * window fit into registers, so that nothing is computed twice; the sums over windows for the gradient of the bias table
  * stay in registers, too. The bias is expanded to (64, 64) in shared memory, minus infinity past the window's end. */
-#include "device/cuda/nn/attention/tiles.h"
-
-#include <limits.h>
+#include "device/cuda/nn/attention/windows.h"
 
 #define BIAS_STEP (TILE_ROWS + 8)
 #define BIAS_BYTES (TILE_ROWS * BIAS_STEP * (int)sizeof(float))
 
-/* The addresses of one window: tokens and regions of its rows; region -1: past the end. */
-typedef struct rows_map {
-    int token[TILE_ROWS], region[TILE_ROWS];
-} rows_map;
-
-/* Row and column of each token in its window, equal for all windows: computed once per block. Past the end: those of token
- * 0. */
-typedef struct spots {
-    int down[TILE_ROWS], right[TILE_ROWS];
-} spots;
-
-__device__ static inline void find_spots(const attention &a, spots *s)
-{
-    const int i = threadIdx.x, token = i < a.length ? i : 0;
-    if (i < TILE_ROWS) s->down[i] = token / a.side, s->right[i] = token % a.side;
-    __syncthreads();
-}
-
-/* bias (64 rows, 64 columns); rows are queries or, TURNED, keys. Rows past the end become minus infinity only where TURNED:
- * a softmax needs a finite element in its row. */
-template <bool TURNED>
-__device__ static void expand_bias(const attention &a, const spots *s, const float *table, int head, float *bias)
-{
-    for (int i = threadIdx.x; i < TILE_ROWS * TILE_ROWS; i += TILE_THREADS) {
-        const int row = i / TILE_ROWS, column = i % TILE_ROWS, query = TURNED ? column : row, key = TURNED ? row : column;
-        const bool outside = column >= a.length || (TURNED && row >= a.length);
-        const int down = s->down[query] - s->down[key], right = s->right[query] - s->right[key];
-        const int at = bias_row(a, down * (2 * a.side - 1) + right, 0);
-        bias[row * BIAS_STEP + column] = outside ? -INFINITY : table[(int64_t)at * a.heads + head] * LOG2_E;
-    }
-}
-
-/* Copies the rows of a window: `parts` matrices one after another to tile, from the addresses of (token 0, column 0), and
- * their addresses to map. */
-template <int D, int PARTS>
-__device__ static inline void copy_window(const attention &a, const spots *s, int window, const bf16 *const (&from)[PARTS],
-                                          const int64_t (&step)[PARTS], uint32_t tile, rows_map *map)
-{
-    constexpr int packs = D / 8;
-    for (int i = threadIdx.x; i < TILE_ROWS * packs; i += TILE_THREADS) {
-        const int r = i / packs, c = i % packs * 8;
-        const bool valid = r < a.length;
-        const place p = place_at(a, window, s->down[r], s->right[r]);
-        const uint32_t to = tile + (uint32_t)(r * tile_step<D> + c) * (uint32_t)sizeof(bf16);
-#pragma unroll
-        for (int n = 0; n < PARTS; n++) copy16_async(to + n * tile_bytes<D>, from[n] + p.token * step[n] + c, valid);
-        if (c == 0) map->token[r] = p.token, map->region[r] = valid ? p.region : -1;
-    }
-}
-
-/* Whether two tokens of a window may be in different regions: in windows at the lower and right borders of a rolled grid. */
-__device__ static inline bool is_mixed(const attention &a, int window)
-{
-    return a.shift && (window % a.across == a.across - 1 || window >= a.windows - a.across);
-}
+/* Tiles whose rows are D + 8 elements apart. */
+template <int D> struct padded_tile {
+    static constexpr int width = D;
+    static constexpr uint32_t bytes = tile_bytes<D>;
+    __device__ static uint32_t at(int r, int c) { return (uint32_t)(r * tile_step<D> + c) * (uint32_t)sizeof(bf16); }
+};
 
 /* ---- forward ------------------------------------------------------------------------------------------------------- */
 
@@ -79,7 +28,7 @@ __device__ static inline void fetch_forward(const attention &a, const spots *s, 
     const bf16 *q = qkv + (int64_t)(strip / a.windows) * a.tokens * token_step(a) + (int64_t)blockIdx.y * D;
     const bf16 *const from[3] = {q, q + part_step(a), q + 2 * part_step(a)};
     const int64_t step[3] = {token_step(a), token_step(a), token_step(a)};
-    copy_window<D, 3>(a, s, strip % a.windows, from, step, tile, (rows_map *)(stage + 3 * tile_bytes<D>));
+    copy_window<padded_tile<D>, 3>(a, s, strip % a.windows, from, step, tile, (rows_map *)(stage + 3 * tile_bytes<D>));
     copies_commit();
 }
 
@@ -150,7 +99,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     const uint32_t tiles = shared_address(stages);
     const int strips = (int)a.samples * a.windows, step = (int)gridDim.x;
     find_spots(a, &where);
-    expand_bias<false>(a, &where, table, blockIdx.y, bias);
+    expand_bias<false, TILE_ROWS, BIAS_STEP>(a, &where, table, blockIdx.y, bias);
     fetch_forward<D>(a, &where, (int)blockIdx.x, qkv, tiles, stages);
     int stage = 0;
     for (int strip = (int)blockIdx.x; strip < strips; strip += step, stage ^= 1) {
@@ -187,7 +136,7 @@ __device__ static inline void fetch_backward(const attention &a, const attention
     const int64_t y = sample * a.tokens * part + (int64_t)blockIdx.y * D;
     const bf16 *const from[PARTS] = {q + part, q, (const bf16 *)m.dy + y, q + 2 * part, (const bf16 *)m.y + y};
     const int64_t steps[PARTS] = {step, step, part, step, part};
-    copy_window<D, PARTS>(a, s, window, from, steps, tile, (rows_map *)(stage + PARTS * tile_bytes<D>));
+    copy_window<padded_tile<D>, PARTS>(a, s, window, from, steps, tile, (rows_map *)(stage + PARTS * tile_bytes<D>));
     if (threadIdx.x < TILE_ROWS) {
         const bool valid = r < a.length;
         const int64_t at = (sample * a.heads + blockIdx.y) * a.tokens + place_at(a, window, s->down[r], s->right[r]).token;
@@ -299,7 +248,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) backward_kernel(attention
     constexpr bool two = stages_of<D> == 2;
     float ds_sum[TILE_ROWS / 8][4] = {};
     find_spots(a, &where);
-    expand_bias<true>(a, &where, m.table, blockIdx.y, bias);
+    expand_bias<true, TILE_ROWS, BIAS_STEP>(a, &where, m.table, blockIdx.y, bias);
     fetch_backward<D>(a, m, &where, (int)blockIdx.x, tiles, stages);
     int stage = 0;
     for (int strip = (int)blockIdx.x; strip < strips; strip += step, stage = (stage + 1) % stages_of<D>) {
