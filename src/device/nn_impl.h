@@ -64,7 +64,9 @@ typedef struct abar__op_desc {
     abar_window window;                    /* CONV2D, POOL2D; SHORTCUT: stride */
     bool bias;                             /* LINEAR, CONV2D; LAYER_NORM: it has a shift */
     bool pad;                              /* LINEAR: the reader of the output accepts PADDED rows as well */
-    abar__activation activation;           /* ACTIVATION; RELU fused into LINEAR, CONV2D, BATCH_NORM */
+    abar__activation activation;           /* ACTIVATION; fused: RELU into LINEAR, CONV2D, BATCH_NORM, GELU into LINEAR */
+    abar__activation input_activation;     /* LINEAR: the GELU fused into the LINEAR that makes in[0], if there is no other
+                                            * reader */
     bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]); LAYER_NORM: y = norm(in[0] + in[1]) */
     bool patterned;                        /* ReLU alone, maximum POOL2D: its choices are recorded, and can be repeated */
     bool average;                          /* POOL2D: average (padding counts), else maximum */
@@ -133,7 +135,10 @@ typedef struct abar__op_args {
     const abar__run *run;
     const void *x[ABAR_OP_MAX_IN];
     void *y;
-    void *dy;                 /* LINEAR and CONV2D with a fused RELU replace it by dL/dz in place, which curvature observes */
+    void *dy;                 /* LINEAR and CONV2D with a fused activation replace it by dL/dz in place, which curvature
+                               * observes */
+    bool dz_given;            /* LINEAR with a GELU: dy already is dL/dz, as its reader's op->slopes_dx says */
+    const void *input_z;      /* LINEAR, where op->slopes_dx: z of the LINEAR that makes in[0], as it has saved it */
     const void *dy2;          /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
     void *stream;             /* LAYER_NORM with a residual: in[0] + in[1], of y's shape; backward reads it again */
     const void *dstream;      /* its gradient, without the part that comes from y; NULL: it has no other reader */
@@ -143,9 +148,10 @@ typedef struct abar__op_args {
      * occur only where op->view_align allows them. */
     int64_t x_pitch[ABAR_OP_MAX_IN], y_pitch;
     const void *param[ABAR_OP_MAX_PARAM];
-    const void *shadow[ABAR_OP_MAX_PARAM]; /* bf16 copy of param where activations are bf16 and it is a weight, else NULL */
-    void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
-    void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
+    const void
+        *shadow[ABAR_OP_MAX_PARAM];   /* bf16 copy of param where activations are bf16 and it is a weight or bias, else NULL */
+    void *dparam[ABAR_OP_MAX_PARAM];  /* added to when accumulate, else written */
+    void *buffer[ABAR_OP_MAX_BUFFER]; /* running statistics, updated by a training forward */
     bool accumulate;
     bool late; /* backward may return while it still reads x and dy and writes dparam and scratch beside the queue, where
                 * op->can_be_late: whoever sets this joins it (abar__stream_ops) before that memory is used again */
@@ -167,7 +173,7 @@ typedef struct abar__op_args {
     const void
         *sums; /* BATCH_NORM: those that backward needs, taken by a CONV2D in so many parts; NULL: it takes them itself */
     int sum_parts;
-    void *saved;   /* op->saved_bytes, kept from forward to backward */
+    void *saved;   /* op->saved_bytes, kept from forward to backward; of a LINEAR with a GELU: z, dense, in y's dtype */
     void *scratch; /* op->scratch_bytes, for one call */
 } abar__op_args;
 
@@ -202,9 +208,10 @@ struct abar__op {
     size_t saved_bytes, scratch_bytes, pattern_bytes;
     bool takes_dy2; /* backward can add dy2 to dy itself */
     bool can_be_late;
-    bool y_is_x;   /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
-    bool dx_is_dy; /* backward only copies: every dx may be the memory of dy (add) */
-    bool dx_alike; /* backward computes one gradient for all inputs: every dx may be the same memory */
+    bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
+    bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */
+    bool dx_alike;  /* backward computes one gradient for all inputs: every dx may be the same memory */
+    bool slopes_dx; /* LINEAR with an input_activation: dx[0] is multiplied by its derivative at input_z */
     /* Not 0: x[0] and dx[0] may be channels of a wider value; their first channel and their pitch are multiples of this. For
      * a CONCAT this holds for every input and y; an input that is stored within y, with its dx in dy (and no dy2), is not
      * copied. */

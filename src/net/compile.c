@@ -49,7 +49,7 @@ static void lay_out_parameters(abar_net *net)
         p->public.grad = p->public.value;
         p->offset = net->param_bytes;
         net->param_bytes += abar__round_up(abar_tensor_bytes(&p->public.value), ABAR_ALIGN);
-        if (!shadows || p->public.kind != ABAR_PARAM_WEIGHT) continue;
+        if (!shadows || (p->public.kind != ABAR_PARAM_WEIGHT && p->public.kind != ABAR_PARAM_BIAS)) continue;
         p->public.shadow = param_view(net->dev, p, ABAR_BF16);
         p->shadow_offset = net->shadow_bytes;
         net->shadow_bytes += abar__round_up(abar_tensor_bytes(&p->public.shadow), ABAR_ALIGN);
@@ -187,6 +187,11 @@ static void settle_pointers(abar_net *net, abar__step *step)
         a->x[i] = part_address(net, net->values[step->in[i]].buffer, step->in[i]);
         a->dx[i] = part_address(net, step->dx[i], step->in[i]);
         a->x_pitch[i] = pitch_of(net, step->in[i]);
+    }
+    if (step->op->slopes_dx) {
+        abar__step *maker = &net->steps[net->values[step->in[0]].producer];
+        a->input_z = address(net, maker->saved);
+        maker->args.dz_given = true;
     }
     if (step->out >= 0) {
         const abar__value *y = &net->values[step->out];

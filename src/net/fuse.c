@@ -1,6 +1,7 @@
 /* Fusion: a chain that a back end can run as one operation becomes one.
  *
  *     conv2d or linear -> relu
+ *     linear -> gelu
  *     batch norm [-> add] [-> relu]
  *     add -> layer norm
  *
@@ -70,6 +71,18 @@ static void fold_norm(abar_net *net, int add, int norm)
     net->values[to->stream].uses--;
 }
 
+/* Whether an operation of this kind can end in the activation. A net whose ReLUs repeat patterns keeps them apart. */
+static bool can_end_in(const abar_net *net, abar__activation activation, abar__op_kind below)
+{
+    switch (activation) {
+    case ABAR_ACT_RELU:
+        return !net->config.patterns && (below == ABAR_OP_BATCH_NORM || below == ABAR_OP_CONV2D || below == ABAR_OP_LINEAR);
+    case ABAR_ACT_GELU_ERF:
+    case ABAR_ACT_GELU_TANH: return below == ABAR_OP_LINEAR;
+    default: return false;
+    }
+}
+
 void abar__net_fuse(abar_net *net)
 {
     for (int n = 0; n < net->n_nodes; n++) {
@@ -81,11 +94,11 @@ void abar__net_fuse(abar_net *net)
         } else if (d->kind == ABAR_OP_LAYER_NORM) {
             const int below = net->values[net->nodes[n].in[0]].producer;
             if (is_kind(net, below, ABAR_OP_ADD)) fold_norm(net, below, n);
-        } else if (d->kind == ABAR_OP_ACTIVATION && d->activation == ABAR_ACT_RELU && !net->config.patterns) {
-            int below = sole_producer(net, net->nodes[n].in[0]);
-            bool fusable = is_kind(net, below, ABAR_OP_BATCH_NORM) || is_kind(net, below, ABAR_OP_CONV2D) ||
-                           is_kind(net, below, ABAR_OP_LINEAR);
-            if (fusable && net->nodes[below].desc.activation == ABAR_ACT_NONE) absorb(net, below, n);
+        } else if (d->kind == ABAR_OP_ACTIVATION) {
+            const int below = sole_producer(net, net->nodes[n].in[0]);
+            const abar__op_desc *first = below >= 0 ? &net->nodes[below].desc : NULL;
+            if (first && can_end_in(net, d->activation, first->kind) && first->activation == ABAR_ACT_NONE)
+                absorb(net, below, n);
         }
     }
 }

@@ -297,7 +297,10 @@ static const char *operation_name(const abar__op_desc *d)
     bool relu = d->activation == ABAR_ACT_RELU;
     switch (d->kind) {
     case ABAR_OP_CONV2D: return relu ? "conv2d+relu" : "conv2d";
-    case ABAR_OP_LINEAR: return relu ? "linear+relu" : "linear";
+    case ABAR_OP_LINEAR: {
+        static const char *const names[] = {"linear", "linear+relu", "linear+tanh", "linear+gelu", "linear+gelu_tanh"};
+        return names[d->activation];
+    }
     case ABAR_OP_BATCH_NORM:
         if (d->residual) return relu ? "batch_norm+add+relu" : "batch_norm+add";
         return relu ? "batch_norm+relu" : "batch_norm";

@@ -143,6 +143,7 @@ static abar_work forward_work(const abar_net *net, const abar__step *step)
     if (step->op->y_is_x) return w;
     for (int i = 0; i < d->n_in; i++) w.bytes += bytes_of(net, step->in[i]);
     if (step->out >= 0) w.bytes += bytes_of(net, step->out);
+    if (step->saved >= 0 && d->kind == ABAR_OP_LINEAR) w.bytes += (double)step->op->saved_bytes; /* z of a GELU */
     w.bytes += param_bytes(net, step, false) - 2.0 * bytes_in_place(net, step);
     w.flops = forward_flops(net, d);
     return w;
@@ -164,6 +165,8 @@ static abar_work backward_work(const abar_net *net, const abar__step *step)
         const abar__value *y = &net->values[step->out];
         w.bytes += bytes_of(net, step->out) * (1 + (y->grad[1] >= 0) + ((op->backward_needs & ABAR_NEEDS_Y) != 0));
     }
+    if (op->slopes_dx) w.bytes += bytes_of(net, step->in[0]); /* z of the GELU before it */
+    if (op->desc.kind == ABAR_OP_LINEAR && !step->args.dz_given) w.bytes += (double)op->saved_bytes;
     w.bytes -= 2.0 * bytes_in_place(net, step);
     w.bytes += param_bytes(net, step, true) + (op->desc.need_dx[0] ? param_bytes(net, step, false) : 0.0);
     const bool both = op->desc.kind == ABAR_OP_ATTENTION || op->desc.need_dx[0]; /* gradients of two factors, or of one */

@@ -100,9 +100,9 @@ static abar_status join(abar_net *net, const abar__step *step, int i)
     return abar__op_forward(v->join, &a);
 }
 
-/* A fused ReLU replaces dy by dL/dz in the backward pass, which is what an observer needs: it then has to run after
- * backward. */
-static bool changes_dy(const abar__step *step) { return step->op->desc.activation != ABAR_ACT_NONE; }
+/* A fused activation replaces dy by dL/dz in the backward pass, which is what an observer needs: it then has to run after
+ * backward, unless that has been done before. */
+static bool changes_dy(const abar__step *step) { return step->op->desc.activation != ABAR_ACT_NONE && !step->args.dz_given; }
 
 /* An observer depends on nothing that backward writes, so it may run concurrently, unless each is to be timed alone. */
 static abar_status backward_step(abar_net *net, int s, bool accumulate, const abar_observer *observer)

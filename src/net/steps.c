@@ -30,6 +30,16 @@ static bool may_pad(const abar_net *net, int value)
     return value == net->output && net->values[value].uses == 1 && reader == ABAR_OP_SOFTMAX_CROSS_ENTROPY;
 }
 
+/* The GELU fused into the linear map that makes this value, where nobody else reads it; else none. */
+static abar__activation activation_behind(const abar_net *net, int value)
+{
+    const abar__value *v = &net->values[value];
+    if (v->uses != 1 || v->producer < 0) return ABAR_ACT_NONE;
+    const abar__op_desc *d = &net->steps[v->producer].op->desc;
+    const bool gelu = d->activation == ABAR_ACT_GELU_ERF || d->activation == ABAR_ACT_GELU_TANH;
+    return d->kind == ABAR_OP_LINEAR && gelu ? d->activation : ABAR_ACT_NONE;
+}
+
 static abar__op_desc describe(const abar_net *net, const abar__node *node)
 {
     abar__op_desc d = node->desc;
@@ -43,6 +53,7 @@ static abar__op_desc describe(const abar_net *net, const abar__node *node)
     const bool relu = d.kind == ABAR_OP_ACTIVATION && d.activation == ABAR_ACT_RELU;
     d.patterned = net->config.patterns && (relu || (d.kind == ABAR_OP_POOL2D && !d.average));
     d.pad = d.kind == ABAR_OP_LINEAR && may_pad(net, node->out);
+    if (d.kind == ABAR_OP_LINEAR && d.need_dx[0]) d.input_activation = activation_behind(net, node->in[0]);
     if (node->out < 0)
         d.out = (abar__shape){1, {1}}; /* a loss */
     else

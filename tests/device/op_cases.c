@@ -58,6 +58,31 @@ const op_case op_cases[] = {
     {"linear_padded_wide_bias_accumulate", LINEAR, .x = {40, 16}, .width = 1025, .bias = true, .padded = true,
      .accumulate = true},
     {"linear_padded_wide_relu", LINEAR, .x = {9, 40}, .width = 1031, .bias = true, .activation = RELU, .padded = true},
+    {"linear_gelu", LINEAR, .x = {5, 17}, .width = 33, .bias = true, .activation = ABAR_ACT_GELU_ERF},
+    {"linear_gelu_tanh", LINEAR, .x = {5, 17}, .width = 33, .bias = true, .activation = ABAR_ACT_GELU_TANH},
+    {"linear_gelu_even", LINEAR, .x = {12, 24}, .width = 64, .bias = true, .activation = ABAR_ACT_GELU_ERF, .accumulate = true},
+    {"linear_gelu_tanh_even", LINEAR, .x = {12, 24}, .width = 64, .bias = true, .activation = ABAR_ACT_GELU_TANH,
+     .accumulate = true},
+    {"linear_gelu_nobias", LINEAR, .x = {7, 16}, .width = 24, .activation = ABAR_ACT_GELU_ERF},
+    {"linear_gelu_tanh_nobias", LINEAR, .x = {7, 16}, .width = 24, .activation = ABAR_ACT_GELU_TANH},
+    {"linear_gelu_tanh_nodx", LINEAR, .x = {6, 8}, .width = 16, .bias = true, .activation = ABAR_ACT_GELU_TANH, .skip_dx = 1},
+    {"linear_gelu_evaluate", LINEAR, .x = {9, 8}, .width = 16, .bias = true, .activation = ABAR_ACT_GELU_ERF, .evaluate = true},
+    {"linear_gelu_dz_given", LINEAR, .x = {9, 16}, .width = 40, .bias = true, .activation = ABAR_ACT_GELU_ERF,
+     .dz_given = true},
+    {"linear_gelu_tanh_dz_given", LINEAR, .x = {9, 16}, .width = 40, .bias = true, .activation = ABAR_ACT_GELU_TANH,
+     .dz_given = true},
+    {"linear_gelu_many_rows", LINEAR, .x = {3003, 8}, .width = 40, .bias = true, .activation = ABAR_ACT_GELU_ERF},
+    {"linear_gelu_tanh_many_rows_odd", LINEAR, .x = {3001, 5}, .width = 37, .bias = true, .activation = ABAR_ACT_GELU_TANH},
+    {"linear_gelu_gpt2", LINEAR, .x = {130, 96}, .width = 384, .bias = true, .activation = ABAR_ACT_GELU_TANH},
+    {"linear_gelu_deit", LINEAR, .x = {197, 96}, .width = 384, .bias = true, .activation = ABAR_ACT_GELU_ERF},
+    {"linear_behind_gelu", LINEAR, .x = {9, 24}, .width = 16, .bias = true, .input_activation = ABAR_ACT_GELU_ERF},
+    {"linear_behind_gelu_tanh", LINEAR, .x = {9, 24}, .width = 16, .bias = true, .input_activation = ABAR_ACT_GELU_TANH},
+    {"linear_behind_gelu_tanh_odd", LINEAR, .x = {5, 33}, .width = 17, .input_activation = ABAR_ACT_GELU_TANH,
+     .accumulate = true},
+    {"linear_behind_gelu_tanh_gpt2", LINEAR, .x = {130, 384}, .width = 96, .bias = true,
+     .input_activation = ABAR_ACT_GELU_TANH},
+    {"linear_between_gelus", LINEAR, .x = {21, 32}, .width = 48, .bias = true, .activation = ABAR_ACT_GELU_TANH,
+     .input_activation = ABAR_ACT_GELU_TANH},
     {"linear_many_rows", LINEAR, .x = {4099, 8}, .width = 24, .bias = true, .accumulate = true},
     {"linear_many_rows_odd", LINEAR, .x = {3001, 5}, .width = 37, .bias = true, .activation = RELU},
 
@@ -594,6 +619,7 @@ abar__op_desc op_case_desc(const op_case *c)
     for (int i = 0; i < d.n_in; i++) d.need_dx[i] = !(c->skip_dx >> i & 1u) && c->kind != ABAR_OP_EMBEDDING;
     d.out = output_shape(c, &d);
     d.pad = c->padded;
+    d.input_activation = c->input_activation;
     d.residual = c->residual;
     d.average = c->average;
     d.soft_targets = c->soft_targets;

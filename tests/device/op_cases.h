@@ -17,6 +17,8 @@ typedef struct op_case {
     bool padded;     /* LINEAR: its rows may be padded */
     bool scale_only; /* LAYER_NORM: without its shift */
     abar__activation activation;
+    abar__activation input_activation; /* LINEAR: the GELU fused into what makes its input */
+    bool dz_given;                     /* LINEAR with a GELU: its reader has applied the derivative */
     double smoothing, drop;
     uint32_t number;               /* DROPOUT, ATTENTION */
     bool per_sample;               /* DROPOUT */

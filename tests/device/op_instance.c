@@ -1,6 +1,8 @@
 /* Running one operation from host arrays: allocation, poison, layouts, comparison. */
 #include "op_instance.h"
 
+#include "device/ref/ref_nn.h"
+
 #include "base/rng.h"
 #include "tensor/tensor_impl.h"
 
@@ -50,6 +52,7 @@ int64_t op_param_count(const abar__op_desc *d, int i)
 static bool has_shadow(const abar_device *dev, const abar__op_desc *d, int i)
 {
     if (dev->activation != ABAR_BF16) return false;
+    if (i == 1 && d->bias) return d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D;
     return i == 0 && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D || d->kind == ABAR_OP_EMBEDDING);
 }
 
@@ -158,6 +161,8 @@ void op_inputs_create(const op_case *c, op_inputs *out)
     }
     out->table_written = c->table_written;
     if (!c->evaluate) out->dy = normal_array(c, 40, abar__shape_count(&d.out), 1.0, 0.0);
+    if (d.input_activation != ABAR_ACT_NONE) out->z = normal_array(c, 43, abar__shape_count(&d.in[0]), 1.0, 0.0);
+    out->dz_given = c->dz_given;
     if (c->second_dy) out->dy2 = normal_array(c, 41, abar__shape_count(&d.out), 1.0, 0.0);
     if (c->stream_dy) out->dstream = normal_array(c, 42, abar__shape_count(&d.out), 1.0, 0.0);
     if (op_is_loss(&d)) make_target(c, &d, out);
@@ -172,6 +177,7 @@ void op_inputs_round(const abar_device *dev, const abar__op_desc *d, op_inputs *
 {
     if (dev->activation != ABAR_BF16) return;
     for (int i = 0; i < d->n_in && d->kind != ABAR_OP_EMBEDDING; i++) round_to_bf16(in->x[i], abar__shape_count(&d->in[i]));
+    round_to_bf16(in->z, abar__shape_count(&d->in[0]));
     round_to_bf16(in->dy, abar__shape_count(&d->out));
     round_to_bf16(in->dy2, abar__shape_count(&d->out));
     round_to_bf16(in->dstream, abar__shape_count(&d->out));
@@ -188,6 +194,7 @@ void op_inputs_free(op_inputs *in)
         free(in->dparam[i]);
     }
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) free(in->buffer[i]);
+    free(in->z);
     free(in->dy);
     free(in->dy2);
     free(in->dstream);
@@ -262,6 +269,7 @@ static void take_memory(op_instance *out)
         out->stream = take(out, y_bytes);
         out->dstream = take(out, y_bytes);
     }
+    if (op->slopes_dx) out->z = take(out, abar__shape_bytes(dev, &d->in[0], op->in_layout[0]));
     for (int i = 0; i < d->n_in; i++)
         if (d->need_dx[i])
             out->dx[i] = op->y_is_x && i == 0 ? out->dy : take(out, abar__shape_bytes(dev, &d->in[i], op->in_layout[i]));
@@ -409,6 +417,7 @@ void op_instance_load(op_instance *t, const op_inputs *in)
     for (int i = 0; i < d->n_in; i++) put(t, t->x[i], in->x[i], input_of(t, i));
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) load_param(t, in, i);
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) put(t, t->buffer[i], in->buffer[i], buffer_of(t, i));
+    put(t, t->z, in->z, value_of(t, &d->in[0], op->in_layout[0]));
     put(t, t->dy, in->dy, value_of(t, &d->out, op->out_layout));
     put(t, t->dy2, in->dy2, value_of(t, &d->out, op->out_layout));
     put(t, t->dstream, in->dstream, value_of(t, &d->out, op->out_layout));
@@ -463,6 +472,8 @@ void op_instance_backward(op_instance *t, const op_inputs *in)
     }
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) a.dparam[i] = t->dparam[i];
     a.dy = t->dy;
+    a.input_z = t->z;
+    a.dz_given = in->dz_given;
     if (in->dy2) {
         assert_true(t->op->takes_dy2);
         a.dy2 = t->dy2;
@@ -513,7 +524,7 @@ static void assert_inputs_unchanged(const op_instance *t, const op_inputs *in)
         if (t->shadow[i]) assert_unchanged(t, "parameter's copy", t->shadow[i], in->param[i], view);
     }
     if (!t->dy) return;
-    bool masks_dy = d->activation == ABAR_ACT_RELU && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D);
+    bool masks_dy = d->activation != ABAR_ACT_NONE && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D);
     abar_tensor view = value_of(t, &d->out, op->out_layout);
     if (!masks_dy) assert_unchanged(t, "output gradient", t->dy, in->dy, view);
     assert_unchanged(t, "output gradient", t->dy2, in->dy2, view);
@@ -539,6 +550,9 @@ void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out)
         assert_padding_zero(t, "dx", t->dx[i], x);
         out->dx[i] = get(t, t->dx[i], x);
     }
+    if (in->z && !op->slopes_dx)
+        for (int64_t i = 0; out->dx[0] && i < abar__shape_count(&d->in[0]); i++)
+            out->dx[0][i] *= abar__ref_slope(d->input_activation, in->z, NULL, i);
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) out->dparam[i] = get(t, t->dparam[i], param_of(t, i));
     const int64_t columns = t->run.observing ? op_column_count(d) : 0;
     out->columns = get(t, t->columns, abar_tensor_wrap(NULL, NULL, abar_device_dtype(t->dev), 1, &columns));

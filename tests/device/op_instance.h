@@ -11,6 +11,8 @@ typedef struct op_inputs {
     double *dparam[ABAR_OP_MAX_PARAM]; /* NULL: the gradients do not accumulate */
     bool table_written;                /* of an embedding: dparam[0] is added to, whether or not the others accumulate */
     double *dstream;                   /* NULL: the stream has no other reader */
+    double *z;                         /* a LINEAR's input_z */
+    bool dz_given;                     /* of a LINEAR with a GELU */
     double *dy, *dy2;                  /* both NULL: forward only; losses need neither: for them it only asks for backward */
     double *target;
     int32_t *labels; /* of class labels, instead of target */
@@ -50,7 +52,7 @@ typedef struct op_instance {
     void *x[ABAR_OP_MAX_IN], *dx[ABAR_OP_MAX_IN];
     void *param[ABAR_OP_MAX_PARAM], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     void *shadow[ABAR_OP_MAX_PARAM]; /* the weight in bfloat16, where activations are */
-    void *y, *dy, *dy2, *stream, *dstream, *target, *share, *columns, *saved, *scratch;
+    void *z, *y, *dy, *dy2, *stream, *dstream, *target, *share, *columns, *saved, *scratch;
     abar_loss result;
     abar_loss *shared; /* where a queued device writes it; NULL: the device writes result */
     struct {
@@ -72,7 +74,8 @@ void op_instance_load(op_instance *t, const op_inputs *in);
 void op_instance_forward(op_instance *t);
 /* Passes only those forward values that the operation declared to need. */
 void op_instance_backward(op_instance *t, const op_inputs *in);
-/* New arrays in out; also asserts that the padding of blocked outputs is zero and that no input was changed. */
+/* New arrays in out; where the operation has left it to the one before to multiply dx by the derivative at z, dx is multiplied
+ * here. Also asserts that the padding of blocked outputs is zero and that no input was changed. */
 void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out);
 
 /* All of these: runs the operation once on dev. */

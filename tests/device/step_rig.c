@@ -61,7 +61,7 @@ static int add_param(rig *r, const char *layer, const char *kind, bool of_layer,
 {
     rig_param *p = &r->param[r->n_params];
     *p = (rig_param){.ndim = ndim, .count = 1, .lr_scale = 1.0 + 0.1 * r->n_params};
-    p->has_shadow = of_layer && strcmp(kind, "weight") == 0;
+    p->has_shadow = of_layer;
     snprintf(p->name, sizeof p->name, "%s.%s", layer, kind);
     memcpy(p->dim, dim, (size_t)ndim * sizeof *dim);
     for (int i = 0; i < ndim; i++) p->count *= dim[i];

@@ -89,7 +89,8 @@ int main(void)
     static struct CMUnitTest tests[MAX_CASES]; /* cmocka skips the empty ones at the end */
     int n = 0;
     for (const op_case *c = op_cases; c->name; c++) {
-        if (c->evaluate || c->ties || !op_case_is_modest(c)) continue; /* at a tie there is no derivative */
+        if (c->evaluate || c->ties || !op_case_is_modest(c)) continue;     /* at a tie there is no derivative */
+        if (c->dz_given || c->input_activation != ABAR_ACT_NONE) continue; /* test_ops_ref: a part of two maps' derivative */
         if (n == MAX_CASES) return 1;
         tests[n++] = (struct CMUnitTest){
             .name = c->name, .test_func = gradient_of_case_matches_differences, .initial_state = (void *)(uintptr_t)c};

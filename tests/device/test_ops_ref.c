@@ -267,6 +267,80 @@ static void layer_norm_of_a_sum_is_add_and_norm(void **state)
     close_ref(b);
 }
 
+static const abar__activation gelus[] = {ABAR_ACT_GELU_ERF, ABAR_ACT_GELU_TANH};
+
+/* Fused, they are the map and the GELU one after the other; a reader that has made dz of dy saves the map its part. */
+static void linear_with_a_gelu_is_linear_and_gelu(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    for (int k = 0; k < 2; k++) {
+        op_case together = {"gelu", ABAR_OP_LINEAR, .x = {4, 6}, .width = 5, .bias = true, .accumulate = true};
+        op_case act = {"gelu", ABAR_OP_ACTIVATION, .x = {4, 5}, .activation = gelus[k]};
+        together.activation = gelus[k];
+        abar__op_desc d = op_case_desc(&together), linear = d, gelu = op_case_desc(&act);
+        linear.activation = ABAR_ACT_NONE;
+        abar__run run = op_case_run(&together);
+        op_inputs in, forward_only;
+        op_outputs fused, given, map, y, apart;
+        op_inputs_create(&together, &in);
+        op_run(b.dev, &d, &run, &in, &fused);
+        forward_only = in;
+        forward_only.dy = NULL;
+        op_run(b.dev, &linear, &run, &forward_only, &map);
+        op_run(b.dev, &gelu, &run, &(op_inputs){.x = {map.y}, .dy = in.dy}, &y);
+        op_inputs behind = in;
+        behind.dy = y.dx[0];
+        op_run(b.dev, &linear, &run, &behind, &apart);
+        behind.dz_given = true;
+        op_run(b.dev, &d, &run, &behind, &given);
+        for (int i = 0; i < 20; i++) {
+            assert_close(fused.y[i], y.y[i]);
+            assert_close(fused.dz[i], y.dx[0][i]);
+            assert_close(given.dz[i], y.dx[0][i]);
+        }
+        for (int i = 0; i < 24; i++) {
+            assert_close(fused.dx[0][i], apart.dx[0][i]);
+            assert_close(given.dx[0][i], apart.dx[0][i]);
+        }
+        for (int i = 0; i < 30; i++) assert_close(fused.dparam[0][i], apart.dparam[0][i]);
+        for (int i = 0; i < 5; i++) assert_close(given.dparam[1][i], apart.dparam[1][i]);
+        op_outputs *all[] = {&fused, &given, &map, &y, &apart};
+        for (int i = 0; i < 5; i++) op_outputs_free(all[i]);
+        op_inputs_free(&in);
+    }
+    close_ref(b);
+}
+
+/* Its gradient is that of what the GELU reads. */
+static void linear_behind_a_gelu_applies_the_derivative(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    for (int k = 0; k < 2; k++) {
+        op_case behind = {"behind", ABAR_OP_LINEAR, .x = {4, 6}, .width = 5, .bias = true, .input_activation = gelus[k]};
+        op_case act = {"behind", ABAR_OP_ACTIVATION, .x = {4, 6}, .activation = gelus[k]};
+        abar__op_desc d = op_case_desc(&behind), linear = d, gelu = op_case_desc(&act);
+        linear.input_activation = ABAR_ACT_NONE;
+        abar__run run = op_case_run(&behind);
+        op_inputs in;
+        op_outputs sloped, plain, y;
+        op_inputs_create(&behind, &in);
+        op_run(b.dev, &d, &run, &in, &sloped);
+        op_inputs without = in;
+        without.z = NULL;
+        op_run(b.dev, &linear, &run, &without, &plain);
+        op_run(b.dev, &gelu, &run, &(op_inputs){.x = {in.z}, .dy = plain.dx[0]}, &y);
+        for (int i = 0; i < 24; i++) assert_close(sloped.dx[0][i], y.dx[0][i]);
+        for (int i = 0; i < 30; i++) assert_close(sloped.dparam[0][i], plain.dparam[0][i]);
+        op_outputs_free(&sloped);
+        op_outputs_free(&plain);
+        op_outputs_free(&y);
+        op_inputs_free(&in);
+    }
+    close_ref(b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +354,8 @@ int main(void)
         cmocka_unit_test(reorder_through_every_layout_keeps_values),
         cmocka_unit_test(max_pool_padding_never_wins),
         cmocka_unit_test(layer_norm_of_a_sum_is_add_and_norm),
+        cmocka_unit_test(linear_with_a_gelu_is_linear_and_gelu),
+        cmocka_unit_test(linear_behind_a_gelu_applies_the_derivative),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

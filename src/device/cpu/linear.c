@@ -1,12 +1,19 @@
-/* y = x Wᵀ + b, ReLU if fused, and its gradients dW = dzᵀ x, db = sum of dz over rows, dx = dz W, where dz is the gradient
- * before the ReLU.
+/* y = act(x Wᵀ + b), act: ReLU or GELU if fused, and its gradients dW = dzᵀ x, db = sum of dz over rows, dx = dz W, where dz is
+ * the gradient before the activation. A GELU's argument is saved.
  *
  * Each thread computes its own part of the result: no sum is split, so that the result depends on the thread count only through
  * the shapes of the parts. */
 #include "device/cpu/cpu_nn.h"
+#include "device/cpu/isa/activation_kernels.h"
 #include "device/cpu/product.h"
 
 #include <omp.h>
+
+/* NULL: the activation is none. */
+typedef struct gelu {
+    abar__act_forward *forward;
+    abar__act_backward *backward;
+} gelu;
 
 typedef struct range {
     int64_t begin, end;
@@ -49,10 +56,18 @@ static int64_t row_count(const abar__op *op) { return abar__shape_count(&op->des
 
 static abar_status create(abar__op *op)
 {
-    bool relu = op->desc.activation == ABAR_ACT_RELU;
-    if (!relu && op->desc.activation != ABAR_ACT_NONE) return ABAR_E_UNSUPPORTED;
+    static const abar__activation_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__activation);
+    const abar__activation_kernels *k = by_isa[abar__isa_best(op->dev->ctx)];
+    const abar__activation kind = op->desc.activation;
+    gelu g = {0};
+    if (kind == ABAR_ACT_TANH) return ABAR_E_UNSUPPORTED;
+    if (kind == ABAR_ACT_GELU_ERF) g = (gelu){k->gelu_erf, k->gelu_erf_grad};
+    if (kind == ABAR_ACT_GELU_TANH) g = (gelu){k->gelu_tanh, k->gelu_tanh_grad};
+    ABAR_TRY(abar__op_priv(op, sizeof g));
+    *(gelu *)op->priv = g;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
-    op->backward_needs = ABAR_NEEDS_X | (relu ? ABAR_NEEDS_Y : 0u);
+    op->backward_needs = ABAR_NEEDS_X | (kind == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0u);
+    if (g.forward) op->saved_bytes = (size_t)abar__shape_count(&op->desc.out) * sizeof(float);
     return ABAR_OK;
 }
 
@@ -67,8 +82,16 @@ static void finish(float *y, int64_t stride, range rows, range columns, const fl
     }
 }
 
+static void activate(const gelu *g, const float *z, float *y, int64_t stride, range rows, range columns)
+{
+    const int64_t width = columns.end - columns.begin;
+    for (int64_t r = rows.begin; r < rows.end && width > 0; r++)
+        g->forward(z + r * stride + columns.begin, y + r * stride + columns.begin, width);
+}
+
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
+    const gelu *g = op->priv;
     const int64_t in = inputs(op), out = outputs(op);
     const abar__product p = {.trans_b = true,
                              .m = row_count(op),
@@ -78,7 +101,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
                              .lda = in,
                              .b = a->param[0],
                              .ldb = in,
-                             .c = a->y,
+                             .c = g->forward ? a->saved : a->y,
                              .ldc = out};
     const float *bias = op->desc.bias ? a->param[1] : NULL;
     int status = ABAR_OK;
@@ -88,8 +111,24 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
         abar__blas_single();
         status = multiply_part(&p, omp_get_num_threads(), omp_get_thread_num(), &rows, &columns);
         finish(p.c, out, rows, columns, bias, op->desc.activation == ABAR_ACT_RELU);
+        if (g->forward) activate(g, p.c, a->y, out, rows, columns);
     }
     return explain(op, status);
+}
+
+/* Replaces dy by dz, in place. */
+static void gelu_gradient(const abar__op *op, const abar__op_args *a)
+{
+    const gelu *g = op->priv;
+    const int64_t n = abar__shape_count(&op->desc.out);
+    const int parts = abar__parts(op->dev, n, n);
+    float *dy = a->dy;
+    const float *z = a->saved;
+#pragma omp parallel for num_threads(parts) schedule(static)
+    for (int part = 0; part < parts; part++) {
+        const int64_t begin = abar__part_begin(n, parts, part), end = abar__part_begin(n, parts, part + 1);
+        g->backward(dy + begin, NULL, z + begin, dy + begin, end - begin);
+    }
 }
 
 /* The gradient of the bias for a range of columns. */
@@ -119,6 +158,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
         .m = rows, .n = in, .k = out, .a = a->dy, .lda = out, .b = a->param[0], .ldb = in, .c = a->dx[0], .ldc = in};
     int status = ABAR_OK;
     abar__relu_gradient(op, a);
+    if (op->saved_bytes && !a->dz_given) gelu_gradient(op, a);
 #pragma omp parallel num_threads(op->dev->threads) reduction(min : status)
     {
         int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();

@@ -87,7 +87,7 @@ static void pass_pattern(const abar__op *op, const abar__op_args *a)
     }
 }
 
-static double activate(abar__activation kind, double x)
+double abar__ref_activate(abar__activation kind, double x)
 {
     switch (kind) {
     case ABAR_ACT_NONE: break;
@@ -99,8 +99,7 @@ static double activate(abar__activation kind, double x)
     return x;
 }
 
-/* The derivative at element i; x or y is NULL where activation_create did not ask for it. */
-static double slope(abar__activation kind, const double *x, const double *y, int64_t i)
+double abar__ref_slope(abar__activation kind, const double *x, const double *y, int64_t i)
 {
     switch (kind) {
     case ABAR_ACT_NONE: break;
@@ -124,7 +123,7 @@ static abar_status activation_forward(abar__op *op, const abar__op_args *a)
         pass_pattern(op, a);
         return ABAR_OK;
     }
-    for (int64_t i = 0; i < abar__shape_count(&op->desc.out); i++) y[i] = activate(op->desc.activation, x[i]);
+    for (int64_t i = 0; i < abar__shape_count(&op->desc.out); i++) y[i] = abar__ref_activate(op->desc.activation, x[i]);
     return ABAR_OK;
 }
 
@@ -135,7 +134,8 @@ static abar_status activation_backward(abar__op *op, const abar__op_args *a)
     const uint8_t *pattern = a->pattern;
     if (!dx) return ABAR_OK;
     for (int64_t i = 0; i < abar__shape_count(&op->desc.out); i++)
-        dx[i] = op->desc.patterned ? (pattern[i] ? dy[i] : 0.0) : dy[i] * slope(op->desc.activation, a->x[0], a->y, i);
+        dx[i] =
+            op->desc.patterned ? (pattern[i] ? dy[i] : 0.0) : dy[i] * abar__ref_slope(op->desc.activation, a->x[0], a->y, i);
     return ABAR_OK;
 }
 

@@ -20,6 +20,10 @@ abar_status abar__ref_create_fused(abar__op *op);
 /* The gradient of parameter i, to be added to: set to zero first unless gradients accumulate. */
 double *abar__ref_dparam(const abar__op_args *a, int i, int64_t count);
 
+double abar__ref_activate(abar__activation kind, double x);
+/* The derivative at element i: of x for GELU, of y for ReLU and tanh; the other may be NULL. */
+double abar__ref_slope(abar__activation kind, const double *x, const double *y, int64_t i);
+
 /* The fused activation of one number, and the gradient before it at element i of the output. */
 double abar__ref_fused(const abar__op *op, double z);
 double abar__ref_dz(const abar__op *op, const abar__op_args *a, int64_t i);

@@ -13,8 +13,9 @@ ABAR_SPECIALIZED void apply(function *f, const float *restrict x, float *restric
     for (int64_t i = 0; i < n; i++) y[i] = f(x[i]);
 }
 
-ABAR_SPECIALIZED void chain(function *slope, const float *restrict dy, const float *restrict dy2, const float *restrict value,
-                            float *restrict dx, int64_t n)
+/* dx may be dy. */
+ABAR_SPECIALIZED void chain(function *slope, const float *dy, const float *restrict dy2, const float *restrict value, float *dx,
+                            int64_t n)
 {
     if (dy2) {
 #pragma omp simd

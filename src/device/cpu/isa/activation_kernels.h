@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* value: y for relu and tanh, x for gelu. dy2: a second summand of dy, or NULL. */
+/* value: y for relu and tanh, x for gelu. dy2: a second summand of dy, or NULL. dx may be dy. */
 typedef void abar__act_forward(const float *x, float *y, int64_t n);
 typedef void abar__act_backward(const float *dy, const float *dy2, const float *value, float *dx, int64_t n);
 

@@ -1,7 +1,8 @@
-/* Bias and ReLU after a product, and their gradients, one pass each: y = act(y + b); dz = dy [y > 0], db = sum of dz over
- * rows. Rows are cut into slices, which are summed by blocks and then added in a fixed order: the sum is the same every
- * time. */
+/* Bias and ReLU after a product, y = act(y + b), and the gradients of bias and activation: dz = dy act'(z), db = sum of dz
+ * over rows; one pass each. Rows are cut into slices, which are summed by blocks and then added in a fixed order: the sum is
+ * the same every time. */
 #include "device/cuda/nn/bias_relu.h"
+#include "device/cuda/nn/activation.h"
 
 enum {
     THREADS = 256,
@@ -73,34 +74,35 @@ static cut cut_rows(const abar_device *dev, int64_t rows, int64_t width, int64_t
 }
 
 /* The vectors of V columns at `at` in rows r, r + step, ... before end, loaded together so that none waits for another;
- * masked by y where MASK is set, and added to sum. */
-template <bool MASK, typename T, int V>
-__device__ static inline void mask_and_add(T *dy, const T *y, int64_t at, int64_t r, int64_t step, int64_t end, int64_t pitch,
-                                           lanes<V> &sum)
+ * multiplied by the derivative of KIND, which follows from value, and added to sum. */
+template <abar__activation KIND, typename T, int V>
+__device__ static inline void slope_and_add(T *dy, const T *value, int64_t at, int64_t r, int64_t step, int64_t end,
+                                            int64_t pitch, lanes<V> &sum)
 {
+    constexpr bool changes = KIND != ABAR_ACT_NONE;
     lanes<V> dz[AT_ONCE] = {}, v[AT_ONCE] = {};
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++) {
         if (r + u * step >= end) continue;
         dz[u] = load_lanes<V>(dy + (r + u * step) * pitch + at);
-        if (MASK) v[u] = load_lanes<V>(y + (r + u * step) * pitch + at);
+        if (changes) v[u] = load_lanes<V>(value + (r + u * step) * pitch + at);
     }
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            if (MASK) dz[u].v[k] = v[u].v[k] > 0.0f ? dz[u].v[k] : 0.0f;
+            dz[u].v[k] = apply_slope<T, KIND>(dz[u].v[k], v[u].v[k]);
             sum.v[k] += dz[u].v[k];
         }
-        if (MASK && r + u * step < end) store_lanes<V>(dy + (r + u * step) * pitch + at, dz[u]);
+        if (changes && r + u * step < end) store_lanes<V>(dy + (r + u * step) * pitch + at, dz[u]);
     }
 }
 
-/* Block (tile, slice): masks its part of dy by y where MASK is set, and writes the part's column sums to sums (slices,
- * width), or adds them where add is set and there is one slice. sums NULL: only masks. A thread owns V columns. */
-template <typename T, int V, bool MASK>
-static __global__ void __launch_bounds__(THREADS) mask_and_sum(T *dy, const T *y, float *sums, bool add, int64_t rows,
-                                                               int64_t width, int64_t pitch, int64_t slice_rows, int across)
+/* Block (tile, slice): replaces its part of dy by dz, unless KIND is none, and writes the part's column sums to sums (slices,
+ * width), or adds them where add is set and there is one slice. sums NULL: none. A thread owns V columns. */
+template <typename T, int V, abar__activation KIND>
+static __global__ void __launch_bounds__(THREADS) slope_and_sum(T *dy, const T *value, float *sums, bool add, int64_t rows,
+                                                                int64_t width, int64_t pitch, int64_t slice_rows, int across)
 {
     __shared__ float part[V][THREADS];
     const int lane = (int)threadIdx.x % across, row_of_block = (int)threadIdx.x / across, at_once = THREADS / across;
@@ -109,7 +111,7 @@ static __global__ void __launch_bounds__(THREADS) mask_and_sum(T *dy, const T *y
     lanes<V> sum = {};
     if (column < width)
         for (int64_t r = first + row_of_block; r < end; r += AT_ONCE * at_once)
-            mask_and_add<MASK>(dy, y, column, r, at_once, end, pitch, sum);
+            slope_and_add<KIND>(dy, value, column, r, at_once, end, pitch, sum);
     if (!sums) return;
 #pragma unroll
     for (int k = 0; k < V; k++) part[k][threadIdx.x] = sum.v[k];
@@ -183,20 +185,7 @@ void abar__cuda_join_pairs(abar_device *dev, const float *sums, int64_t slices, 
     join_few(dev, sums, slices, 2 * width, width, first, second, add);
 }
 
-/* ---- the bias itself ---------------------------------------------------------------------------------------------- */
-
-/* A thread owns an element. */
-static __global__ void round_to_bf16(int64_t count, const float *from, bf16 *to)
-{
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) store(to, i, from[i]);
-}
-
-void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, void *to)
-{
-    abar__cuda_launch(dev, round_to_bf16, dim3((unsigned)abar__cuda_blocks(count, THREADS)), THREADS, 0, count, from,
-                      (bf16 *)to);
-}
+/* ---- gradients ---------------------------------------------------------------------------------------------------- */
 
 size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width)
 {
@@ -206,26 +195,43 @@ size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t wi
     return slices > 1 ? (size_t)(slices * width) * sizeof(float) : 0;
 }
 
+template <typename T, int V> static auto kernel_of(abar__activation kind)
+{
+    switch (kind) {
+    case ABAR_ACT_RELU: return slope_and_sum<T, V, ABAR_ACT_RELU>;
+    case ABAR_ACT_TANH: return slope_and_sum<T, V, ABAR_ACT_TANH>;
+    case ABAR_ACT_GELU_ERF: return slope_and_sum<T, V, ABAR_ACT_GELU_ERF>;
+    case ABAR_ACT_GELU_TANH: return slope_and_sum<T, V, ABAR_ACT_GELU_TANH>;
+    case ABAR_ACT_NONE: break;
+    }
+    return slope_and_sum<T, V, ABAR_ACT_NONE>;
+}
+
 template <typename T>
-static void run_gradient(abar_device *dev, T *dy, const T *y, float *db, bool accumulate, int64_t rows, int64_t width,
-                         int64_t pitch, float *partials)
+static void run_gradient(abar_device *dev, abar__activation kind, T *dy, const T *value, float *db, bool accumulate,
+                         int64_t rows, int64_t width, int64_t pitch, float *partials)
 {
     const cut c = cut_rows(dev, rows, width, pitch);
     const bool two = db && c.slices > 1;
-    const auto packs = y ? mask_and_sum<T, pack<T>::n, true> : mask_and_sum<T, pack<T>::n, false>;
-    const auto singles = y ? mask_and_sum<T, 1, true> : mask_and_sum<T, 1, false>;
-    abar__cuda_launch(dev, c.vector > 1 ? packs : singles, dim3((unsigned)c.tiles, (unsigned)c.slices), THREADS, 0, dy, y,
-                      two ? partials : db, accumulate && !two, rows, width, pitch, c.slice_rows, c.lanes);
+    abar__cuda_launch(dev, c.vector > 1 ? kernel_of<T, pack<T>::n>(kind) : kernel_of<T, 1>(kind),
+                      dim3((unsigned)c.tiles, (unsigned)c.slices), THREADS, 0, dy, value, two ? partials : db,
+                      accumulate && !two, rows, width, pitch, c.slice_rows, c.lanes);
     if (two) abar__cuda_join_slices(dev, partials, c.slices, width, db, accumulate);
+}
+
+void abar__cuda_activation_gradient(abar_device *dev, abar__activation kind, void *dy, const void *value, float *db,
+                                    bool accumulate, int64_t rows, int64_t width, float *partials, int64_t pitch)
+{
+    if (kind == ABAR_ACT_NONE && !db) return;
+    if (pitch == 0) pitch = width;
+    if (abar__cuda_is_bf16(dev))
+        run_gradient(dev, kind, (bf16 *)dy, (const bf16 *)value, db, accumulate, rows, width, pitch, partials);
+    else
+        run_gradient(dev, kind, (float *)dy, (const float *)value, db, accumulate, rows, width, pitch, partials);
 }
 
 void abar__cuda_bias_relu_gradient(abar_device *dev, void *dy, const void *y, float *db, bool accumulate, int64_t rows,
                                    int64_t width, float *partials, int64_t pitch)
 {
-    if (!y && !db) return;
-    if (pitch == 0) pitch = width;
-    if (abar__cuda_is_bf16(dev))
-        run_gradient(dev, (bf16 *)dy, (const bf16 *)y, db, accumulate, rows, width, pitch, partials);
-    else
-        run_gradient(dev, (float *)dy, (const float *)y, db, accumulate, rows, width, pitch, partials);
+    abar__cuda_activation_gradient(dev, y ? ABAR_ACT_RELU : ABAR_ACT_NONE, dy, y, db, accumulate, rows, width, partials, pitch);
 }

@@ -9,8 +9,12 @@
 void abar__cuda_bias_relu(abar_device *dev, void *y, const float *bias, bool relu, int64_t rows, int64_t width,
                           int64_t pitch = 0);
 
-/* Replaces dy by dL/dz in place where y is not NULL (masked by y > 0); db (width), where not NULL, is set to the column sums
- * of dL/dz, or these are added to it. partials: abar__cuda_bias_partials(dev, rows, width) bytes. */
+/* Replaces dy by dL/dz in place, unless kind is none: dy times the derivative, from the value z (GELU) or y (ReLU, tanh); db
+ * (width), where not NULL, is set to the column sums of dL/dz, or these are added to it. partials:
+ * abar__cuda_bias_partials(dev, rows, width) bytes. */
+void abar__cuda_activation_gradient(abar_device *dev, abar__activation kind, void *dy, const void *value, float *db,
+                                    bool accumulate, int64_t rows, int64_t width, float *partials, int64_t pitch = 0);
+/* The same for ReLU, or, where y is NULL, none. */
 void abar__cuda_bias_relu_gradient(abar_device *dev, void *dy, const void *y, float *db, bool accumulate, int64_t rows,
                                    int64_t width, float *partials, int64_t pitch = 0);
 size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width);
@@ -21,8 +25,5 @@ void abar__cuda_join_slices(abar_device *dev, const float *sums, int64_t slices,
 /* The same of sums (slices, 2, width) for first and second (width); NULL: not wanted. */
 void abar__cuda_join_pairs(abar_device *dev, const float *sums, int64_t slices, int64_t width, float *first, float *second,
                            bool add);
-
-/* Rounds the bias to bf16, for a product that adds its bias itself. */
-void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, void *to);
 
 #endif

@@ -1,11 +1,13 @@
-/* y = x W^T + b, ReLU if fused, and its gradients dW = dz^T x, db = sum of dz over rows, dx = dz W, where dz is the gradient
- * before the ReLU. Products are cuBLASLt's, restricted to algorithms whose sums have a fixed order. Its algorithms are
- * measured once per shape, and so is whether computing db together with dW is faster; deterministic runs use cuBLASLt's
- * first suggestion, and our own kernels for db.
+/* y = act(z), z = x W^T + b, act: ReLU or GELU if fused, and its gradients dW = dz^T x, db = sum of dz over rows, dx = dz W. A
+ * GELU's z is saved. The GELU is the product's epilogue or a pass; its derivative that of the product which makes the gradient
+ * (the next layer's dx_slope), or a pass together with db. Products are cuBLASLt's, restricted to algorithms whose sums have a
+ * fixed order. Its algorithms are measured once per shape, and so is whether computing db together with dW is faster;
+ * deterministic runs use cuBLASLt's first suggestion, and our own kernels for db.
  *
  * Its fast kernels need rows that begin at, and whose length is, a multiple of 16 bytes. A head with another number of
  * outputs (50257 tokens) writes PADDED rows where their reader allows it, and is split into two parts: as many outputs as
  * are a multiple, and the few that are left. */
+#include "device/cuda/nn/activation.h"
 #include "device/cuda/nn/bias_relu.h"
 #include "device/cuda/nn/linear.h"
 
@@ -40,6 +42,8 @@ static void destroy(abar__op *op)
     linear *l = (linear *)op->priv;
     release_parts(op->dev, l);
     abar__lt_release(op->dev, &l->dw_db);
+    abar__lt_release(op->dev, &l->y_gelu);
+    abar__lt_release(op->dev, &l->dx_slope);
 }
 
 /* The products of one part: z is its columns of the output, w and dw are its rows. */
@@ -99,36 +103,50 @@ static cublasStatus_t make_either(abar__op *op, const abar__cuda_nn_state *nn, l
 
 /* ---- the operation ---------------------------------------------------------------------------------------------- */
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Workspaces of the passes, one at a time but for those of a backward pass on two streams. Sets l->dx_scratch. */
+static size_t scratch_of(const abar__op *op, linear *l)
+{
+    size_t forward = l->y_gelu.workspace, slope = l->dw_db.workspace, dx = l->dx_slope.workspace;
+    for (int i = 0; i < l->n_parts; i++) {
+        forward = larger(forward, l->parts[i].y.workspace);
+        slope = larger(slope, l->parts[i].dw.workspace);
+        dx = larger(dx, l->parts[i].dx.workspace);
+    }
+    l->dx_scratch = l->beside ? abar__round_up(slope, ABAR_CUDA_ALIGN) : 0;
+    size_t most = larger(larger(forward, slope), l->dx_scratch + dx);
+    if (op->desc.bias) most = larger(most, abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)));
+    return most ? most + ABAR_CUDA_ALIGN : 0;
+}
+
 static abar_status create(abar__op *op)
 {
-    const bool relu = op->desc.activation == ABAR_ACT_RELU, odd = (size_t)outputs(op) * abar__lt_element(op) % FAST_BYTES != 0;
+    const bool relu = op->desc.activation == ABAR_ACT_RELU, gelu = abar__lt_is_gelu(op->desc.activation);
+    const bool odd = (size_t)outputs(op) * abar__lt_element(op) % FAST_BYTES != 0;
     abar__cuda_nn_state *nn;
-    if (!relu && op->desc.activation != ABAR_ACT_NONE) return ABAR_E_UNSUPPORTED;
+    if (!relu && !gelu && op->desc.activation != ABAR_ACT_NONE) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(abar__cuda_blas(op->dev, &nn));
     ABAR_TRY(abar__alloc(op->dev->ctx, sizeof(linear), &op->priv));
     op->priv_bytes = sizeof(linear);
     linear *l = (linear *)op->priv;
     op->in_layout[0] = ABAR_LAYOUT_STRIDED;
-    op->out_layout = op->desc.pad && odd ? ABAR_LAYOUT_PADDED : ABAR_LAYOUT_STRIDED;
+    op->out_layout = op->desc.pad && odd && !gelu ? ABAR_LAYOUT_PADDED : ABAR_LAYOUT_STRIDED;
     const cublasStatus_t made = make_either(op, nn, l);
     abar_status status = abar__lt_is_refusal(made) ? ABAR_E_UNSUPPORTED : abar__lt_explain(op->dev, made);
-    if (status >= 0 && !op->dev->config.deterministic) status = abar__lt_choose(op, nn, l);
+    if (status >= 0 && op->dev->config.deterministic)
+        abar__lt_make_gelus(op, nn, l);
+    else if (status >= 0)
+        status = abar__lt_choose(op, nn, l);
     if (status < 0) {
         destroy(op);
         abar__free(op->dev->ctx, op->priv, op->priv_bytes);
         op->priv = NULL;
         return status;
     }
-    if (op->desc.bias && !l->tail && abar__cuda_is_bf16(op->dev)) /* cuBLASLt needs the bias in the output's type */
-        l->bias_bytes = abar__round_up((size_t)outputs(op) * sizeof(bf16), ABAR_CUDA_ALIGN);
-    size_t scratch = op->desc.bias ? abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)) : 0;
-    if (scratch < l->dw_db.workspace) scratch = l->dw_db.workspace;
-    for (int i = 0; i < l->n_parts; i++) {
-        const part *p = &l->parts[i];
-        const size_t needs[] = {l->bias_bytes + p->y.workspace, p->dx.workspace, p->dw.workspace};
-        for (int k = 0; k < 3; k++) scratch = needs[k] > scratch ? needs[k] : scratch;
-    }
-    op->scratch_bytes = scratch ? scratch + ABAR_CUDA_ALIGN : 0;
+    op->scratch_bytes = scratch_of(op, l);
+    op->saved_bytes = gelu ? abar__shape_bytes(op->dev, &op->desc.out, op->out_layout) : 0;
+    op->slopes_dx = l->dx_slope.desc != NULL;
     op->backward_needs = ABAR_NEEDS_X | (relu ? (unsigned)ABAR_NEEDS_Y : 0u);
     return ABAR_OK;
 }
@@ -152,23 +170,43 @@ static void *columns_of(const abar__op *op, void *z, const part *p)
     return (char *)z + (size_t)p->first * abar__lt_element(op);
 }
 
+static abar_status set_pointer(const abar__op *op, const product *p, cublasLtMatmulDescAttributes_t what, const void *pointer)
+{
+    return abar__lt_explain(op->dev, abar__lt_set(op->dev, p, what, &pointer, sizeof pointer));
+}
+
+/* z, and y where it is another value, by one product. */
+static abar_status product_and_gelu(abar__op *op, const abar__op_args *a, char *workspace, const void *bias)
+{
+    const linear *l = (const linear *)op->priv;
+    const product *p = &l->y_gelu;
+    if (bias) ABAR_TRY(set_pointer(op, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
+    ABAR_TRY(set_pointer(op, p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, a->saved));
+    return multiply(op, workspace, p, weight_of(op, a, &l->parts[0]), a->x[0], 0.0f, a->y);
+}
+
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
     linear *l = (linear *)op->priv;
     char *workspace = abar__cuda_workspace(a->scratch);
+    const bool gelu = abar__lt_is_gelu(op->desc.activation), relu = op->desc.activation == ABAR_ACT_RELU;
     const float *bias = op->desc.bias ? (const float *)a->param[1] : NULL;
-    const size_t bias_element = l->bias_bytes ? sizeof(bf16) : sizeof(float);
-    if (l->bias_bytes) abar__cuda_round_bias(op->dev, outputs(op), bias, workspace);
+    const char *behind =
+        (const char *)(abar__cuda_is_bf16(op->dev) ? a->shadow[1] : bias); /* cuBLASLt's is of the output's type */
+    void *z = gelu ? a->saved : a->y;
+    if (l->y_gelu.desc) {
+        ABAR_TRY(product_and_gelu(op, a, workspace, bias ? behind : NULL));
+        return abar__cuda_status(op->dev);
+    }
     for (int i = 0; i < l->n_parts; i++) {
         part *p = &l->parts[i];
-        const void *behind = (l->bias_bytes ? workspace : (const char *)bias) + (size_t)p->first * bias_element;
         if (bias && !l->tail)
-            ABAR_TRY(abar__lt_explain(op->dev,
-                                      abar__lt_set(op->dev, &p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &behind, sizeof behind)));
-        ABAR_TRY(multiply(op, workspace + l->bias_bytes, &p->y, weight_of(op, a, p), a->x[0], 0.0f, columns_of(op, a->y, p)));
+            ABAR_TRY(
+                set_pointer(op, &p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, behind + (size_t)p->first * abar__lt_element(op)));
+        ABAR_TRY(multiply(op, workspace, &p->y, weight_of(op, a, p), a->x[0], 0.0f, columns_of(op, z, p)));
     }
-    if (l->tail)
-        abar__cuda_bias_relu(op->dev, a->y, bias, op->desc.activation == ABAR_ACT_RELU, row_count(op), outputs(op), l->pitch);
+    if (l->tail) abar__cuda_bias_relu(op->dev, z, bias, relu, row_count(op), outputs(op), l->pitch);
+    if (gelu) abar__cuda_activate(op->dev, op->desc.activation, z, a->y, abar__shape_count(&op->desc.out));
     return abar__cuda_status(op->dev);
 }
 
@@ -176,30 +214,53 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
 static abar_status slope_and_bias(abar__op *op, const abar__op_args *a, char *workspace)
 {
     const linear *l = (const linear *)op->priv;
-    void *db = a->dparam[1];
-    ABAR_TRY(abar__lt_explain(op->dev, abar__lt_set(op->dev, &l->dw_db, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)));
+    ABAR_TRY(set_pointer(op, &l->dw_db, CUBLASLT_MATMUL_DESC_BIAS_POINTER, a->dparam[1]));
     return multiply(op, workspace, &l->dw_db, a->x[0], a->dy, 0.0f, a->dparam[0]);
+}
+
+static abar_status weight_gradient(abar__op *op, const abar__op_args *a, char *workspace, bool joint)
+{
+    const linear *l = (const linear *)op->priv;
+    if (joint) return slope_and_bias(op, a, workspace);
+    for (int i = 0; i < l->n_parts; i++) {
+        const part *p = &l->parts[i];
+        float *dw = (float *)a->dparam[0] + p->first * inputs(op);
+        ABAR_TRY(multiply(op, workspace, &p->dw, a->x[0], columns_of(op, a->dy, p), a->accumulate ? 1.0f : 0.0f, dw));
+    }
+    return ABAR_OK;
+}
+
+/* Times the derivative of the GELU before it where that is this layer's part. */
+static abar_status input_gradient(abar__op *op, const abar__op_args *a, char *workspace)
+{
+    const linear *l = (const linear *)op->priv;
+    if (op->slopes_dx) {
+        ABAR_TRY(set_pointer(op, &l->dx_slope, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, a->input_z));
+        return multiply(op, workspace, &l->dx_slope, weight_of(op, a, &l->parts[0]), a->dy, 0.0f, a->dx[0]);
+    }
+    for (int i = 0; i < l->n_parts; i++) {
+        const part *p = &l->parts[i];
+        ABAR_TRY(multiply(op, workspace, &p->dx, weight_of(op, a, p), columns_of(op, a->dy, p), i > 0 ? 1.0f : 0.0f, a->dx[0]));
+    }
+    return ABAR_OK;
 }
 
 static abar_status backward(abar__op *op, const abar__op_args *a)
 {
-    linear *l = (linear *)op->priv;
+    const linear *l = (const linear *)op->priv;
     char *workspace = abar__cuda_workspace(a->scratch);
-    const bool joint = l->dw_db.desc && !a->accumulate;
-    if (joint)
-        ABAR_TRY(slope_and_bias(op, a, workspace));
+    const abar__activation kind = a->dz_given ? ABAR_ACT_NONE : op->desc.activation;
+    const bool joint = l->dw_db.desc && !a->accumulate && kind == ABAR_ACT_NONE;
+    if (!joint)
+        abar__cuda_activation_gradient(op->dev, kind, a->dy, abar__lt_is_gelu(kind) ? a->saved : a->y,
+                                       op->desc.bias ? (float *)a->dparam[1] : NULL, a->accumulate, row_count(op), outputs(op),
+                                       (float *)workspace, l->pitch);
+    if (l->beside)
+        ABAR_TRY(abar__lt_aside(op->dev, [&] { return weight_gradient(op, a, workspace, joint); }));
     else
-        abar__cuda_bias_relu_gradient(op->dev, a->dy, op->desc.activation == ABAR_ACT_RELU ? a->y : NULL,
-                                      op->desc.bias ? (float *)a->dparam[1] : NULL, a->accumulate, row_count(op), outputs(op),
-                                      (float *)workspace, l->pitch);
-    for (int i = 0; i < l->n_parts; i++) {
-        const part *p = &l->parts[i];
-        const void *dz = columns_of(op, a->dy, p);
-        float *dw = (float *)a->dparam[0] + p->first * inputs(op);
-        if (!joint) ABAR_TRY(multiply(op, workspace, &p->dw, a->x[0], dz, a->accumulate ? 1.0f : 0.0f, dw));
-        if (op->desc.need_dx[0])
-            ABAR_TRY(multiply(op, workspace, &p->dx, weight_of(op, a, p), dz, i > 0 ? 1.0f : 0.0f, a->dx[0]));
-    }
+        ABAR_TRY(weight_gradient(op, a, workspace, joint));
+    if (op->desc.need_dx[0]) ABAR_TRY(input_gradient(op, a, workspace + l->dx_scratch));
+    if (l->beside) ABAR_TRY(abar__lt_join(op->dev));
     return abar__cuda_status(op->dev);
 }
 

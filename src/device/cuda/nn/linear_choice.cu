@@ -3,6 +3,7 @@
  *
  * Candidates are what cuBLASLt suggests. A gradient of the weight is a short product with many rows to add: for its best
  * candidates the number of parts into which these are cut is varied, too. Parts are added in a fixed order. */
+#include "device/cuda/nn/activation.h"
 #include "device/cuda/nn/bias_relu.h"
 #include "device/cuda/nn/linear.h"
 #include "device/cuda/nn/trial.h"
@@ -15,7 +16,10 @@ enum {
     LEADERS = 3, /* whose cuts are varied */
     ROUNDS = 2,  /* of REPEAT runs: the better one counts */
     REPEAT = 4,
-    PRODUCTS = 7,
+    DW_DB = 6, /* in the list of products */
+    Y_GELU,
+    DX_SLOPE,
+    PRODUCTS,
     ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t),
 };
 
@@ -29,7 +33,7 @@ typedef struct trial {
     const abar__cuda_nn_state *nn;
     void *memory;
     size_t bytes;
-    char *x, *z, *w, *dw, *db, *workspace;
+    char *x, *z, *w, *dw, *db, *beside, *workspace; /* beside: what the epilogue of a GELU reads or writes, or its pass */
     cudaEvent_t begin, end;
 } trial;
 
@@ -43,17 +47,23 @@ static void close_trial(trial *t)
 static abar_status open_trial(const abar__op *op, const abar__lt_linear *l, trial *t)
 {
     const size_t in = (size_t)abar__lt_inputs(op), out = (size_t)abar__lt_outputs(op), rows = (size_t)abar__lt_rows(op);
-    const size_t element = abar__lt_element(op), partials = abar__cuda_bias_partials(t->dev, (int64_t)rows, (int64_t)out);
-    const size_t parts[] = {rows * in * element, rows * (size_t)l->pitch * element,
-                            out * in * element,  out * in * sizeof(float),
-                            out * sizeof(float), partials > ABAR_LT_WORKSPACE ? partials : ABAR_LT_WORKSPACE};
-    char **const places[] = {&t->x, &t->z, &t->w, &t->dw, &t->db, &t->workspace};
+    const size_t element = abar__lt_element(op), widest = in > out ? in : out;
+    const size_t partials = abar__cuda_bias_partials(t->dev, (int64_t)rows, (int64_t)widest);
+    const size_t gelu = abar__lt_is_gelu(op->desc.activation) || abar__lt_is_gelu(op->desc.input_activation);
+    const size_t parts[] = {rows * in * element,
+                            rows * (size_t)l->pitch * element,
+                            out * in * element,
+                            out * in * sizeof(float),
+                            widest * sizeof(float),
+                            gelu * rows * widest * element,
+                            partials > 2 * ABAR_LT_WORKSPACE ? partials : 2 * ABAR_LT_WORKSPACE};
+    char **const places[] = {&t->x, &t->z, &t->w, &t->dw, &t->db, &t->beside, &t->workspace};
     size_t bytes = ABAR_CUDA_ALIGN;
-    for (int i = 0; i < 6; i++) bytes += abar__round_up(parts[i], ABAR_CUDA_ALIGN);
+    for (int i = 0; i < 7; i++) bytes += abar__round_up(parts[i], ABAR_CUDA_ALIGN);
     ABAR_TRY(abar_device_alloc(t->dev, bytes, &t->memory));
     t->bytes = bytes;
     char *at = abar__cuda_workspace(t->memory);
-    for (int i = 0; i < 6; at += abar__round_up(parts[i++], ABAR_CUDA_ALIGN)) *places[i] = at;
+    for (int i = 0; i < 7; at += abar__round_up(parts[i++], ABAR_CUDA_ALIGN)) *places[i] = at;
     CUDA_TRY(t->dev, cudaEventCreate(&t->begin));
     CUDA_TRY(t->dev, cudaEventCreate(&t->end));
     abar__trial_fill(t->dev, t->x, (int64_t)((size_t)(t->workspace - t->x) / element));
@@ -168,25 +178,90 @@ static void join_slope_and_bias(const abar__op *op, abar__lt_linear *l, const tr
     if (both < 0.0f || dw_ms < 0.0f || both >= dw_ms + alone) abar__lt_release(t->dev, &l->dw_db);
 }
 
+/* Milliseconds of the gradient of a bias and of an activation's argument, in one pass over dy (rows, width). */
+static float time_gradient(const abar__op *op, const trial *t, abar__activation kind, void *dy, int64_t width)
+{
+    return time_of(t, [&] {
+        abar__cuda_activation_gradient(t->dev, kind, dy, t->beside, (float *)t->db, false, abar__lt_rows(op), width,
+                                       (float *)t->workspace);
+        return true;
+    });
+}
+
+/* z and its GELU come from one product, or from a product and a pass: whichever is faster. */
+static void join_gelu(const abar__op *op, abar__lt_linear *l, const trial *t, float y_ms)
+{
+    const void *bias = t->db, *z = t->beside;
+    if (!l->y_gelu.desc) return;
+    if (op->desc.bias) abar__lt_set(t->dev, &l->y_gelu, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    abar__lt_set(t->dev, &l->y_gelu, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &z, sizeof z);
+    const float both = take_fastest(t, &l->y_gelu, false, {t->w, t->x, t->z}),
+                pass = time_of(t, [&] {
+                    abar__cuda_activate(t->dev, op->desc.activation, t->z, t->beside, abar__lt_rows(op) * abar__lt_outputs(op));
+                    return true;
+                });
+    if (both < 0.0f || y_ms < 0.0f || both >= y_ms + pass) abar__lt_release(t->dev, &l->y_gelu);
+}
+
+/* The derivative of the GELU before is applied by the product that makes dx, or by that map, together with the gradient of its
+ * bias, which otherwise is a pass of its own: whichever is faster. */
+static void join_slope(const abar__op *op, abar__lt_linear *l, const trial *t, float dx_ms)
+{
+    const void *z = t->beside;
+    if (!l->dx_slope.desc) return;
+    abar__lt_set(t->dev, &l->dx_slope, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &z, sizeof z);
+    const float both = take_fastest(t, &l->dx_slope, false, {t->w, t->z, t->x}),
+                bias_alone = time_gradient(op, t, ABAR_ACT_NONE, t->x, abar__lt_inputs(op)),
+                apart = time_gradient(op, t, op->desc.input_activation, t->x, abar__lt_inputs(op));
+    if (both < 0.0f || dx_ms < 0.0f || both + bias_alone >= dx_ms + apart) abar__lt_release(t->dev, &l->dx_slope);
+}
+
+/* The products of the backward pass run on two streams where that is faster by more than measurements differ. */
+static bool is_faster_beside(const abar__op *op, const abar__lt_linear *l, const trial *t)
+{
+    const abar__lt_product *slope = abar__lt_slope(l, op->desc.activation == ABAR_ACT_NONE), *dx = abar__lt_dx(l);
+    const auto make_slope = [&] {
+        return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace, slope, t->x, t->z, 0.0f, t->dw));
+    };
+    const auto make_dx = [&] {
+        return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace + ABAR_LT_WORKSPACE, dx, t->w, t->z, 0.0f, t->x));
+    };
+    if (l->n_parts != 1 || !op->desc.need_dx[0]) return false;
+    const float apart = time_of(t, [&] { return make_slope() == ABAR_OK && make_dx() == ABAR_OK; });
+    const float beside = time_of(t, [&] {
+        return abar__lt_aside(t->dev, make_slope) == ABAR_OK && make_dx() == ABAR_OK && abar__lt_join(t->dev) == ABAR_OK;
+    });
+    return apart >= 0.0f && beside >= 0.0f && beside < 0.97f * apart;
+}
+
+/* A GELU's gradient may have been applied before: then dw and db remain. */
+static bool may_join_bias(const abar__op *op, const abar__lt_linear *l)
+{
+    const abar__activation kind = op->desc.activation;
+    return op->desc.bias && l->n_parts == 1 && (kind == ABAR_ACT_NONE || kind == ABAR_ACT_GELU_TANH);
+}
+
 static abar_status measure(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_linear *l)
 {
     trial t = {};
     t.dev = op->dev;
     t.nn = nn;
     abar_status status = open_trial(op, l, &t);
-    float dw_ms = -1.0f;
+    float y_ms = -1.0f, dw_ms = -1.0f, dx_ms = -1.0f;
     for (int i = 0; i < l->n_parts && status >= 0; i++) {
         abar__lt_part *p = &l->parts[i];
         const void *bias = t.db;
         if (op->desc.bias && !l->tail) abar__lt_set(op->dev, &p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
         if (i == 0) /* the first measurement is discarded: an idle device is slow at first */
             take_fastest(&t, &p->y, false, {t.w, t.x, t.z});
-        take_fastest(&t, &p->y, false, {t.w, t.x, t.z});
+        y_ms = take_fastest(&t, &p->y, false, {t.w, t.x, t.z});
         dw_ms = take_fastest(&t, &p->dw, true, {t.x, t.z, t.dw});
-        if (op->desc.need_dx[0]) take_fastest(&t, &p->dx, false, {t.w, t.z, t.x});
+        if (op->desc.need_dx[0]) dx_ms = take_fastest(&t, &p->dx, false, {t.w, t.z, t.x});
     }
-    const bool joins = op->desc.bias && op->desc.activation == ABAR_ACT_NONE && l->n_parts == 1;
-    if (status >= 0 && joins) join_slope_and_bias(op, l, &t, dw_ms);
+    if (status >= 0 && may_join_bias(op, l)) join_slope_and_bias(op, l, &t, dw_ms);
+    if (status >= 0) join_gelu(op, l, &t, y_ms);
+    if (status >= 0) join_slope(op, l, &t, dx_ms); /* its pass makes x smaller and smaller */
+    l->beside = status >= 0 && is_faster_beside(op, l, &t);
     if (status >= 0) status = abar__cuda_status(op->dev);
     close_trial(&t);
     return status;
@@ -216,46 +291,57 @@ static void list_products(abar__lt_linear *l, abar__lt_product *out[PRODUCTS])
         out[3 * i + 1] = &l->parts[i].dw;
         out[3 * i + 2] = &l->parts[i].dx;
     }
-    out[PRODUCTS - 1] = &l->dw_db;
+    out[DW_DB] = &l->dw_db;
+    out[Y_GELU] = &l->y_gelu;
+    out[DX_SLOPE] = &l->dx_slope;
 }
 
-/* "linear dw bf16 50432x384 to 1536 pitch 1536 bias 1 activation 0 epilogue 1", with what decides about dw_db; the epilogue is
- * that of the product alone. */
-static void problem_of(const abar__op *op, const abar__lt_linear *l, int i, cublasLtEpilogue_t epilogue,
+/* "linear dw bf16 50432x384 to 1536 pitch 1536 bias 1 activations 0 0 epilogue 1": with what decides whether there is a product
+ * of several results, whose epilogue has no number here. */
+static void problem_of(const abar__op *op, const abar__lt_linear *l, const char *name, int epilogue,
                        char text[ABAR_AUTOTUNE_MAX])
 {
-    static const char *const names[PRODUCTS] = {"y",        "dw", "dx", "y of the rest", "dw of the rest", "dx of the rest",
-                                                "dw and db"};
     const bool tf32 = op->dev->config.precision == ABAR_PRECISION_TF32;
-    snprintf(text, ABAR_AUTOTUNE_MAX, "linear %s %s %lldx%lld to %lld pitch %lld bias %d activation %d epilogue %d", names[i],
-             abar__cuda_is_bf16(op->dev) ? "bf16"
-             : tf32                      ? "tf32"
-                                         : "fp32",
+    const char *precision = abar__cuda_is_bf16(op->dev) ? "bf16" : tf32 ? "tf32" : "fp32";
+    snprintf(text, ABAR_AUTOTUNE_MAX,
+             "linear %s %s %lldx%lld to %lld pitch %lld bias %d activations %d %d gradient %d epilogue %d", name, precision,
              (long long)abar__lt_rows(op), (long long)abar__lt_inputs(op), (long long)abar__lt_outputs(op), (long long)l->pitch,
-             op->desc.bias, (int)op->desc.activation, (int)epilogue);
+             op->desc.bias, (int)op->desc.activation, (int)op->desc.input_activation, op->desc.need_dx[0], epilogue);
 }
+
+static void problem_of_product(const abar__op *op, abar__lt_linear *l, int i, char text[ABAR_AUTOTUNE_MAX])
+{
+    static const char *const names[PRODUCTS] = {
+        "y", "dw", "dx", "y of the rest", "dw of the rest", "dx of the rest", "dw and db", "y and z", "dx of z"};
+    abar__lt_product *products[PRODUCTS];
+    list_products(l, products);
+    problem_of(op, l, names[i], i < DW_DB ? (int)products[i]->epilogue : 0, text);
+}
+
+static const char beside_name[] = "dw beside dx";
 
 /* "none", or the words of the algorithm. */
 static abar_status remember(const abar__op *op, abar__autotune_cache *cache, abar__lt_linear *l)
 {
     abar__lt_product *products[PRODUCTS];
-    char problem[ABAR_AUTOTUNE_MAX], text[ABAR_AUTOTUNE_MAX] = "none";
+    char problem[ABAR_AUTOTUNE_MAX], text[ABAR_AUTOTUNE_MAX];
     list_products(l, products);
     for (int i = 0; i < PRODUCTS; i++) {
-        const bool joint = i == PRODUCTS - 1;
-        if (!products[i]->desc && !joint) continue;
+        const abar__lt_product *p = products[i];
+        if (!p->desc && i < DW_DB) continue;
         uint64_t words[ALGORITHM_WORDS];
-        memcpy(words, &products[i]->algo, sizeof words);
-        strcpy(text, "none");
-        for (int w = 0; w < ALGORITHM_WORDS && products[i]->desc; w++)
+        memcpy(words, &p->algo, sizeof words);
+        snprintf(text, sizeof text, "none");
+        for (int w = 0; w < ALGORITHM_WORDS && p->desc; w++)
             snprintf(text + 17 * w, sizeof text - 17 * (size_t)w, "%016llx ", (unsigned long long)words[w]);
-        problem_of(op, l, i, joint ? CUBLASLT_EPILOGUE_BGRADB : products[i]->epilogue, problem);
+        problem_of_product(op, l, i, problem);
         ABAR_TRY(abar__autotune_cache_put(cache, problem, text));
     }
-    return ABAR_OK;
+    problem_of(op, l, beside_name, 0, problem);
+    return abar__autotune_cache_put(cache, problem, l->beside ? "yes" : "no");
 }
 
-/* Gives p what was kept; false: nothing, or what is no longer possible. */
+/* Gives p what was kept; false: it is no longer possible. */
 static bool recall_product(const abar__cuda_nn_state *nn, const char *text, abar__lt_product *p)
 {
     uint64_t words[ALGORITHM_WORDS];
@@ -282,23 +368,31 @@ static bool recall(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_l
     char problem[ABAR_AUTOTUNE_MAX];
     list_products(l, products);
     for (int i = 0; i < PRODUCTS; i++) {
-        const bool joint = i == PRODUCTS - 1;
-        if (!products[i]->desc && !joint) continue;
-        problem_of(op, l, i, joint ? CUBLASLT_EPILOGUE_BGRADB : products[i]->epilogue, problem);
+        abar__lt_product *p = products[i];
+        if (!p->desc && i < DW_DB) continue;
+        problem_of_product(op, l, i, problem);
         const char *text = abar__autotune_cache_find(nn->products, problem);
         if (!text) return false;
-        if (joint && strcmp(text, "none") == 0) continue;
-        if (joint && abar__lt_make_slope(op, nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, products[i])) return false;
-        if (!recall_product(nn, text, products[i])) return false;
+        if (i >= DW_DB && strcmp(text, "none") == 0) {
+            abar__lt_release(op->dev, p);
+            continue;
+        }
+        if (i == DW_DB && abar__lt_make_slope(op, nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, p)) return false;
+        if (!p->desc || !recall_product(nn, text, p)) return false;
     }
-    return true;
+    problem_of(op, l, beside_name, 0, problem);
+    const char *beside = abar__autotune_cache_find(nn->products, problem);
+    l->beside = beside && strcmp(beside, "yes") == 0;
+    return beside != NULL;
 }
 
 abar_status abar__lt_choose(const abar__op *op, abar__cuda_nn_state *nn, abar__lt_linear *l)
 {
     ABAR_TRY(open_cache(op->dev, nn));
+    abar__lt_make_gelus(op, nn, l);
     if (recall(op, nn, l)) return ABAR_OK;
     abar__lt_release(op->dev, &l->dw_db);
+    abar__lt_make_gelus(op, nn, l);
     ABAR_TRY(measure(op, nn, l));
     return remember(op, nn->products, l);
 }

@@ -82,8 +82,8 @@ cublasStatus_t abar__lt_make(const abar_device *dev, const abar__cuda_nn_state *
                              abar__lt_side d, cublasLtEpilogue_t epilogue, abar__lt_product *p)
 {
     const bool tf32 = dev->config.precision == ABAR_PRECISION_TF32;
-    const void *aligned =
-        (const void *)(uintptr_t)ABAR_ALIGN; /* in place of the bias, of which only the alignment matters here */
+    const void *aligned = (const void *)(uintptr_t)
+        ABAR_ALIGN; /* in place of what the epilogue reads and writes, of which only the alignment matters here */
     const int32_t behind = epilogue;
     const abar__blas_api *api = &nn->blas_api;
     p->epilogue = epilogue;
@@ -94,6 +94,10 @@ cublasStatus_t abar__lt_make(const abar_device *dev, const abar__cuda_nn_state *
     if (!status) status = abar__lt_set(dev, p, CUBLASLT_MATMUL_DESC_EPILOGUE, &behind, sizeof behind);
     if (!status && epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB))
         status = abar__lt_set(dev, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &aligned, sizeof aligned);
+    if (!status && (epilogue & (CUBLASLT_EPILOGUE_GELU | CUBLASLT_EPILOGUE_DGELU))) {
+        status = abar__lt_set(dev, p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aligned, sizeof aligned);
+        if (!status) status = abar__lt_set(dev, p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &d.pitch, sizeof d.pitch);
+    }
     if (!status) status = api->cublasLtMatrixLayoutCreate(&p->a, a.type, (uint64_t)a.width, (uint64_t)a.rows, a.pitch);
     if (!status) status = api->cublasLtMatrixLayoutCreate(&p->b, b.type, (uint64_t)b.width, (uint64_t)b.rows, b.pitch);
     if (!status) status = api->cublasLtMatrixLayoutCreate(&p->d, d.type, (uint64_t)d.width, (uint64_t)d.rows, d.pitch);
@@ -118,4 +122,22 @@ cublasStatus_t abar__lt_make_slope(const abar__op *op, const abar__cuda_nn_state
     const abar__lt_side x = {type, rows, in, in, CUBLAS_OP_N}, z_turned = {type, rows, p->outputs, l->pitch, CUBLAS_OP_T};
     const abar__lt_side dw = {CUDA_R_32F, p->outputs, in, in, CUBLAS_OP_N};
     return abar__lt_make(op->dev, nn, x, z_turned, dw, epilogue, to);
+}
+
+void abar__lt_make_gelus(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_linear *l)
+{
+    const int64_t in = abar__lt_inputs(op), out = abar__lt_outputs(op), rows = abar__lt_rows(op);
+    const abar__lt_side x = {CUDA_R_16BF, rows, in, in, CUBLAS_OP_N}, z = {CUDA_R_16BF, rows, out, l->pitch, CUBLAS_OP_N};
+    const abar__lt_side w = {CUDA_R_16BF, out, in, in, CUBLAS_OP_N}, w_turned = {CUDA_R_16BF, out, in, in, CUBLAS_OP_T};
+    const bool possible = abar__cuda_is_bf16(op->dev) && l->n_parts == 1 && !l->tail;
+    const bool ends = op->desc.activation == ABAR_ACT_GELU_TANH && out % 8 == 0; /* rows of 16 bytes beside the result */
+    const bool behind = op->desc.input_activation == ABAR_ACT_GELU_TANH && in % 8 == 0;
+    abar__lt_release(op->dev, &l->y_gelu);
+    abar__lt_release(op->dev, &l->dx_slope);
+    if (possible && ends &&
+        abar__lt_make(op->dev, nn, w_turned, x, z, op->desc.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX,
+                      &l->y_gelu))
+        abar__lt_release(op->dev, &l->y_gelu);
+    if (possible && behind && op->desc.need_dx[0] && abar__lt_make(op->dev, nn, w, z, x, CUBLASLT_EPILOGUE_DGELU, &l->dx_slope))
+        abar__lt_release(op->dev, &l->dx_slope);
 }

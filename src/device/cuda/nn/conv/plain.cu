@@ -8,6 +8,7 @@
  *     dw (og, K)     = dz^T (og, N P Q) patches of x
  * A block computes a tile of 64 x 64 in steps of 16 in shared memory; a thread 4 x 4 of it. The gradient of the weight is
  * summed over slices of the pixels, which are added in order. */
+#include "device/cuda/nn/activation.h"
 #include "device/cuda/nn/bias_relu.h"
 
 #include <limits.h>
@@ -276,11 +277,17 @@ static void cut_pixels(const abar_device *dev, plain *c)
     c->partials = c->slices > 1 ? abar__round_up((size_t)(c->slices * weights) * sizeof(float), ABAR_ALIGN) : 0;
 }
 
+/* A linear layer's GELU is a pass over its z, which is saved. */
+static bool ends_in_gelu(const abar__op_desc *d)
+{
+    return d->kind == ABAR_OP_LINEAR && (d->activation == ABAR_ACT_GELU_ERF || d->activation == ABAR_ACT_GELU_TANH);
+}
+
 static abar_status create(abar__op *op)
 {
     const abar__op_desc d = as_convolution(&op->desc);
-    const bool relu = d.activation == ABAR_ACT_RELU;
-    if ((!relu && d.activation != ABAR_ACT_NONE) || !fits(&d)) return ABAR_E_UNSUPPORTED;
+    const bool relu = d.activation == ABAR_ACT_RELU, gelu = ends_in_gelu(&op->desc);
+    if ((!relu && !gelu && d.activation != ABAR_ACT_NONE) || !fits(&d)) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(abar__alloc(op->dev->ctx, sizeof(plain), &op->priv));
     op->priv_bytes = sizeof(plain);
     plain *c = (plain *)op->priv;
@@ -288,6 +295,7 @@ static abar_status create(abar__op *op)
     cut_pixels(op->dev, c);
     op->in_layout[0] = op->out_layout = abar__cuda_layout(&op->desc.out);
     op->backward_needs = ABAR_NEEDS_X | (relu ? (unsigned)ABAR_NEEDS_Y : 0u);
+    op->saved_bytes = gelu ? abar__shape_bytes(op->dev, &op->desc.out, op->out_layout) : 0;
     const int64_t pixels = d.out.dim[0] * d.out.dim[2] * d.out.dim[3];
     op->scratch_bytes = c->partials + (d.bias ? abar__cuda_bias_partials(op->dev, pixels, d.out.dim[1]) : 0);
     return ABAR_OK;
@@ -299,7 +307,9 @@ template <typename T> static void run_forward(abar__op *op, const abar__op_args 
     const float *bias = op->desc.bias ? (const float *)a->param[1] : NULL;
     const dim3 blocks((unsigned)tiles(g, (int64_t)g->images * g->p * g->q, g->og));
     abar__cuda_launch(op->dev, make_y<T>, blocks, THREADS, 0, *g, (const T *)a->x[0], weight, bias,
-                      op->desc.activation == ABAR_ACT_RELU, (T *)a->y);
+                      op->desc.activation == ABAR_ACT_RELU, (T *)(ends_in_gelu(&op->desc) ? a->saved : a->y));
+    if (ends_in_gelu(&op->desc))
+        abar__cuda_activate(op->dev, op->desc.activation, a->saved, a->y, abar__shape_count(&op->desc.out));
 }
 
 static abar_status forward(abar__op *op, const abar__op_args *a)
@@ -317,9 +327,10 @@ template <typename T> static void run_backward(abar__op *op, const abar__op_args
     const geometry *g = &c->g;
     const int64_t pixels = (int64_t)g->images * g->p * g->q, width = (int64_t)g->taps * g->cg;
     float *dw = (float *)a->dparam[0], *partials = c->slices > 1 ? (float *)a->scratch : dw;
-    abar__cuda_bias_relu_gradient(op->dev, a->dy, op->desc.activation == ABAR_ACT_RELU ? a->y : NULL,
-                                  op->desc.bias ? (float *)a->dparam[1] : NULL, a->accumulate, pixels, g->o,
-                                  (float *)((char *)a->scratch + c->partials));
+    const abar__activation kind = a->dz_given ? ABAR_ACT_NONE : op->desc.activation;
+    abar__cuda_activation_gradient(op->dev, kind, a->dy, ends_in_gelu(&op->desc) ? a->saved : a->y,
+                                   op->desc.bias ? (float *)a->dparam[1] : NULL, a->accumulate, pixels, g->o,
+                                   (float *)((char *)a->scratch + c->partials));
     const dim3 blocks((unsigned)tiles(g, g->og, width), (unsigned)c->slices);
     abar__cuda_launch(op->dev, make_dw<T>, blocks, THREADS, 0, *g, (const T *)a->x[0], (const T *)a->dy, partials,
                       a->accumulate && c->slices == 1, c->slice_pixels);
