@@ -9,8 +9,8 @@
 #include <stdio.h>
 
 #define ROUNDING 2e-5    /* float32 sums within tiles, double ones beyond */
-#define BF16_SUMS 2e-3   /* one of two sums is of numbers rounded to bf16 */
-#define BF16_LAYERS 3e-2 /* and what comes of it through some layers */
+#define BF16_SUMS 8e-3   /* 2^-7: the numbers of one of two sums are rounded to bf16 */
+#define BF16_LAYERS 4e-2 /* and what comes of it through some layers */
 
 /* side: of the images; c1 channels, then c2 behind a convolution of this kernel and stride. given: whether batch norms get
  * their moments from convolutions; of very many tiles, or of cuDNN, they do not. */

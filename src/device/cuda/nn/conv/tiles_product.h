@@ -10,8 +10,8 @@
 #ifndef ABAR_CUDA_CONV_TILES_PRODUCT_H
 #define ABAR_CUDA_CONV_TILES_PRODUCT_H
 
+#include "device/cuda/nn/affine.h"
 #include "device/cuda/nn/conv/tiles.h"
-#include "device/cuda/nn/norm/affine.h"
 
 /* The taps described above, for one axis. */
 template <int WAY, int K, int S> struct conv_axis {

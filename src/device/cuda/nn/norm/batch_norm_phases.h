@@ -7,8 +7,8 @@
 #define ABAR_CUDA_NORM_BATCH_NORM_PHASES_H
 
 #include "device/cuda/core/chain.h"
+#include "device/cuda/nn/affine.h"
 #include "device/cuda/nn/cuda_nn.h"
-#include "device/cuda/nn/norm/affine.h"
 
 #define LOG_THREADS 9
 #define THREADS (1 << LOG_THREADS)
@@ -16,6 +16,7 @@
 #define MAX_TILE 64   /* channels of a block, at most */
 #define ROWS_AHEAD 4  /* rows of x (and the residual) that a thread loads ahead in forward, */
 #define GRADS_AHEAD 2 /* of up to four values in backward, */
+#define PARTS_AHEAD 8 /* parts of a channel's moments or sums that a lane loads ahead */
 #define SUMS_AHEAD 4  /* and of dx alone, where the others were kept and dx is added to */
 
 /* A slab has `share` rows, each of the first `rest` slabs one more. A thread owns V channels, of which 1 << across (at most
@@ -204,12 +205,24 @@ typedef struct statistics {
 __device__ static inline void join_moments(const cut &k, const statistics &s, int c, double &mean, double &variance)
 {
     double sum = 0.0, square = 0.0;
-#pragma unroll 4 /* number of loads in flight */
-    for (int slab = threadIdx.x % 32; slab < k.slabs; slab += 32) {
-        const float2 p = __ldcg(s.partial + (int64_t)c * k.slabs + slab);
-        const double rows = s.counts ? (double)__ldcg(s.counts + slab) : (double)(k.share + (slab < k.rest)), m = (double)p.x;
-        sum += rows * m;
-        square += (double)p.y + rows * m * m;
+    for (int first = threadIdx.x % 32; first < k.slabs; first += 32 * PARTS_AHEAD) {
+        float2 part[PARTS_AHEAD];
+        float count[PARTS_AHEAD];
+#pragma unroll
+        for (int b = 0; b < PARTS_AHEAD; b++) {
+            const int slab = first + 32 * b;
+            if (slab >= k.slabs) continue;
+            part[b] = __ldcg(s.partial + (int64_t)c * k.slabs + slab);
+            if (s.counts) count[b] = __ldcg(s.counts + slab);
+        }
+#pragma unroll
+        for (int b = 0; b < PARTS_AHEAD; b++) {
+            const int slab = first + 32 * b;
+            if (slab >= k.slabs) break;
+            const double rows = s.counts ? (double)count[b] : (double)(k.share + (slab < k.rest)), m = (double)part[b].x;
+            sum += rows * m;
+            square += (double)part[b].y + rows * m * m;
+        }
     }
     mean = warp_sum(sum) * k.per;
     variance = warp_sum(square) * k.per - mean * mean;
@@ -435,11 +448,13 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
         if (c >= k.channels) break;
         const float mean = f.saved[c], rstd = f.saved[k.channels + c], scale = f.scale[c], shift = f.shift[c];
         double sum = 0.0, dot = 0.0;
-#pragma unroll 4 /* number of loads in flight */
-        for (int n = threadIdx.x % 32; n < p.parts; n += 32) {
-            const float2 part = __ldcg(p.partial + (int64_t)c * p.parts + n);
-            sum += (double)part.x;
-            dot += (double)part.y;
+        for (int first = threadIdx.x % 32; first < p.parts; first += 32 * PARTS_AHEAD) {
+            float2 part[PARTS_AHEAD] = {};
+#pragma unroll
+            for (int b = 0; b < PARTS_AHEAD; b++)
+                if (first + 32 * b < p.parts) part[b] = __ldcg(p.partial + (int64_t)c * p.parts + first + 32 * b);
+#pragma unroll
+            for (int b = 0; b < PARTS_AHEAD; b++) sum += (double)part[b].x, dot += (double)part[b].y;
         }
         sum = warp_sum(sum);
         dot = warp_sum(dot) * (double)rstd;

@@ -1,7 +1,7 @@
 /* Batch norm's map from its input to its output before the residual: scale x + shift, with mean and deviation included. It is
  * computed and used in one way only, because forward's value and backward's mask must agree in every bit. */
-#ifndef ABAR_CUDA_NORM_AFFINE_H
-#define ABAR_CUDA_NORM_AFFINE_H
+#ifndef ABAR_CUDA_AFFINE_H
+#define ABAR_CUDA_AFFINE_H
 
 #include <cuda_runtime.h>
 
