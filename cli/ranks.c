@@ -24,8 +24,11 @@ static int open_ranks(cli *c, int ranks, abar_comm **comm)
         if (status < 0) return cli_fail_usage(c, status);
     }
     if (ranks == 0) ranks = (int)flags.ranks;
-    const abar_comm_config config = {.size = sizeof config, .ranks = ranks > 1 ? ranks : 0, .timeout = flags.timeout};
+    bool told = false;
+    const abar_comm_config config = {
+        .size = sizeof config, .ranks = ranks > 1 ? ranks : 0, .timeout = flags.timeout, .told = &told};
     const abar_status status = abar_comm_open(c->ctx, &config, comm);
+    if (status < 0 && told) return EXIT_FAILURE;
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
 

@@ -16,6 +16,7 @@ typedef struct abar_comm_config {
     int ranks;             /* forks so many processes on this machine; 0: as a launcher's environment says, else one rank */
     const char *transport; /* "auto", "local", "mpi" or "store"; NULL: auto */
     double timeout;        /* seconds that an exchange waits for the other ranks; 0: 30 */
+    bool *told;            /* set where abar_comm_open fails on this rank with what rank 0 has to tell; NULL: not wanted */
 } abar_comm_config;
 
 /* Joins the ranks. To be called before threads are made and devices opened, by a thread that lives until the end: with ranks >

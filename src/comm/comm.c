@@ -140,16 +140,26 @@ static abar_status open_ranks(abar_context *ctx, const abar_comm_config *config,
     return abar__comm_open_local(ctx, config->ranks, config->timeout, out);
 }
 
-static abar_status open_store(abar_context *ctx, const abar_comm_config *config, const abar__launch *launch, abar_comm **out)
+static abar_status open_store(abar_context *ctx, const abar_comm_config *config, const abar__launch *launch, bool *told,
+                              abar_comm **out)
 {
     if (!launch->host[0] || !launch->port)
         return abar__fail(ctx, ABAR_E_ARGUMENT,
                           "store: rank 0's address is unknown, set MASTER_ADDR and MASTER_PORT on all ranks");
-    return abar__comm_open_store(ctx, launch->rank, launch->size, launch->host, launch->port, config->timeout, out);
+    const abar__store_request request = {.rank = launch->rank,
+                                         .size = launch->size,
+                                         .host = launch->host,
+                                         .port = launch->port,
+                                         .timeout = config->timeout,
+                                         .local = launch->local,
+                                         .apart = launch->apart};
+    *told = false;
+    return abar__comm_open_store(ctx, &request, told, out);
 }
 
 /* As a launcher has started this process: MPI where the launcher is MPI's and there is a module, else the store. */
-static abar_status open_launched(abar_context *ctx, const abar_comm_config *config, const abar__launch *launch, abar_comm **out)
+static abar_status open_launched(abar_context *ctx, const abar_comm_config *config, const abar__launch *launch, bool *told,
+                                 abar_comm **out)
 {
     const char *transport = config->transport;
     const bool automatic = !strcmp(transport, "auto");
@@ -162,6 +172,7 @@ static abar_status open_launched(abar_context *ctx, const abar_comm_config *conf
                           "transport '%s': no launcher has started this process, use mpirun, srun or torchrun", transport);
     if (!strcmp(transport, "mpi") || (automatic && launch->mpi)) {
         const abar__mpi_calls *calls = abar__mpi_load(launch, why, sizeof why);
+        if (launch->local >= 0) *told = launch->local > 0; /* what a machine lacks */
         if (calls) return abar__comm_open_mpi(ctx, calls, launch, config->timeout, out);
         if (!automatic || !launch->host[0] || !launch->port)
             return abar__fail(ctx, ABAR_E_UNSUPPORTED,
@@ -169,10 +180,11 @@ static abar_status open_launched(abar_context *ctx, const abar_comm_config *conf
                               "'store'",
                               why);
     }
-    return open_store(ctx, config, launch, out);
+    return open_store(ctx, config, launch, told, out);
 }
 
-static abar_status open_transport(abar_context *ctx, const abar_comm_config *config, abar_comm **out)
+/* *told: of a failure, that rank 0 has it, too: its settings are the same. */
+static abar_status open_transport(abar_context *ctx, const abar_comm_config *config, bool *told, abar_comm **out)
 {
     static const char *const known[] = {"auto", "local", "mpi", "store", NULL};
     int i = 0;
@@ -181,7 +193,8 @@ static abar_status open_transport(abar_context *ctx, const abar_comm_config *con
         return abar__fail(ctx, ABAR_E_ARGUMENT, "transport '%s': is none of auto, local, mpi, store", config->transport);
     abar__launch launch;
     ABAR_TRY(abar__launch_read(ctx, from_environment, NULL, &launch));
-    return config->ranks > 0 ? open_ranks(ctx, config, &launch, out) : open_launched(ctx, config, &launch, out);
+    *told = launch.rank > 0;
+    return config->ranks > 0 ? open_ranks(ctx, config, &launch, out) : open_launched(ctx, config, &launch, told, out);
 }
 
 abar_status abar_comm_open(abar_context *ctx, const abar_comm_config *config, abar_comm **out)
@@ -190,9 +203,14 @@ abar_status abar_comm_open(abar_context *ctx, const abar_comm_config *config, ab
     *out = NULL;
     abar_comm_config checked;
     ABAR_TRY(check_config(ctx, config, &checked));
-    abar_comm *c;
-    ABAR_TRY(open_transport(ctx, &checked, &c));
-    const abar_status status = greet(c);
+    abar_comm *c = NULL;
+    bool told = false;
+    abar_status status = open_transport(ctx, &checked, &told, &c);
+    if (status == ABAR_OK) {
+        told = c->rank > 0;
+        status = greet(c);
+    }
+    if (checked.told) *checked.told = status < 0 && told;
     if (status < 0) {
         abar_comm_close(c);
         return status;
@@ -259,6 +277,21 @@ abar_status abar__comm_exchange(abar_comm *c, const void *const *send, const siz
         c->send_bytes[r] = r == c->rank ? 0 : send_bytes[r], c->recv_bytes[r] = r == c->rank ? 0 : recv_bytes[r];
     }
     return abar__comm_exchange_scratch(c);
+}
+
+void abar__comm_tell(abar_comm *c, const char *text)
+{
+    if (!c || c->failed) return;
+    if (c->ops->tell) c->ops->tell(c, text);
+    snprintf(c->failure, sizeof c->failure, "%s", text);
+    c->failed = true;
+}
+
+abar_status abar__comm_hear(abar_comm *c)
+{
+    if (!c) return ABAR_OK;
+    if (c->failed) return abar__fail(c->ctx, ABAR_E_PEER, "%s", c->failure);
+    return c->ops->hear ? c->ops->hear(c) : ABAR_OK;
 }
 
 /* Rounds of one byte: in round k to the rank 2^k after this one and from the one before, so that after the last round every

@@ -22,6 +22,12 @@ abar_status abar__comm_exchange(abar_comm *c, const void *const *send, const siz
 /* Sums in place over the ranks, in whatever order is fastest; the result is the same on all ranks. */
 abar_status abar__comm_sum_floats(abar_comm *c, float *data, int64_t n);
 abar_status abar__comm_sum_doubles(abar_comm *c, double *data, int64_t n);
+#define ABAR_COMM_TEXT 512 /* bytes of a failure's text */
+/* Not collective, for ranks that wait for each other elsewhere. This one has failed: the others' calls fail with this text, as
+ * do its own from now on. */
+void abar__comm_tell(abar_comm *c, const char *text);
+/* Whether a rank has told so, or has ended or left the run; waits for nothing. ABAR_E_PEER then, as in a call. */
+abar_status abar__comm_hear(abar_comm *c);
 uint64_t abar__comm_sent(const abar_comm *c);  /* bytes that this rank has sent to others so far */
 double abar__comm_seconds(const abar_comm *c); /* that it has spent in exchanges so far, waiting included */
 

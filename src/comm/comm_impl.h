@@ -5,11 +5,11 @@
 #include "base/base_impl.h"
 #include "comm/comm.h"
 
-#define ABAR_COMM_RANKS 1024  /* at most */
-#define ABAR_COMM_LOCAL 256   /* of one machine, forked */
-#define ABAR_COMM_HOST 64     /* bytes of a host's name */
-#define ABAR_COMM_NAME 96     /* "rank 1023 on HOST" */
-#define ABAR_COMM_FAILURE 512 /* bytes of a failure's text */
+#define ABAR_COMM_RANKS 1024 /* at most */
+#define ABAR_COMM_LOCAL 256  /* of one machine, forked */
+#define ABAR_COMM_HOST 64    /* bytes of a host's name */
+#define ABAR_COMM_NAME 96    /* "rank 1023 on HOST" */
+#define ABAR_COMM_FAILURE ABAR_COMM_TEXT
 
 /* A transport is one operation: everything else in comm.h is made of exchanges. Between two ranks bytes arrive in the order of
  * the calls, and a call returns when this rank's part is complete: what it sent may then be overwritten. It does not wait for
@@ -20,6 +20,10 @@ typedef struct abar__comm_ops {
     abar_status (*exchange)(abar_comm *c, const void *const *send, const size_t *send_bytes, void *const *recv,
                             const size_t *recv_bytes);
     void (*close)(abar_comm *c); /* frees impl; after a failure, too. It does not hang */
+    /* Between exchanges: tells all others of a failure; whether another has, or has ended: then abar__comm_lost. NULL: there
+     * are no others. */
+    void (*tell)(abar_comm *c, const char *text);
+    abar_status (*hear)(abar_comm *c);
 } abar__comm_ops;
 
 struct abar_comm {

@@ -84,6 +84,17 @@ static int slurm_port(const reader *r)
     return SLURM_PORT + (int)(number % SLURM_PORTS);
 }
 
+/* What the launcher says of machines; nothing in it is needed. */
+static void read_machines(const reader *r, abar__launch *out)
+{
+    const char *locals[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID"};
+    const char *here = text_of(r, "LOCAL_WORLD_SIZE"), *nodes = text_of(r, "SLURM_STEP_NUM_NODES");
+    for (size_t i = 0; i < sizeof locals / sizeof *locals && out->local < 0; i++)
+        if (text_of(r, locals[i])) out->local = atoi(text_of(r, locals[i]));
+    out->apart = (out->by == ABAR_LAUNCH_TORCHRUN && here && atoi(here) < out->size) ||
+                 (out->by == ABAR_LAUNCH_SLURM && nodes && atoi(nodes) > 1);
+}
+
 static abar_status read_place(const reader *r, abar__launch *out)
 {
     const char *host = text_of(r, "MASTER_ADDR"), *nodes = first_of(r, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
@@ -109,7 +120,7 @@ abar_status abar__launch_read(abar_context *ctx, const char *(*get)(void *user, 
                               abar__launch *out)
 {
     const reader r = {ctx, get, user};
-    *out = (abar__launch){.name = "", .size = 1};
+    *out = (abar__launch){.name = "", .size = 1, .local = -1};
     if (text_of(&r, "OMPI_COMM_WORLD_RANK") && text_of(&r, "OMPI_COMM_WORLD_SIZE")) {
         out->by = ABAR_LAUNCH_OPENMPI, out->name = "mpirun", out->mpi = true;
         ABAR_TRY(rank_and_size(&r, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", out));
@@ -123,5 +134,7 @@ abar_status abar__launch_read(abar_context *ctx, const char *(*get)(void *user, 
         out->by = ABAR_LAUNCH_SLURM, out->name = "srun", out->mpi = text_of(&r, "PMIX_RANK") != NULL;
         ABAR_TRY(rank_and_size(&r, "SLURM_PROCID", first_of(&r, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), out));
     }
-    return out->by == ABAR_LAUNCH_NONE ? ABAR_OK : read_place(&r, out);
+    if (out->by == ABAR_LAUNCH_NONE) return ABAR_OK;
+    read_machines(&r, out);
+    return read_place(&r, out);
 }

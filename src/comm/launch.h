@@ -19,6 +19,8 @@ typedef struct abar__launch {
     abar__launcher by;
     const char *name; /* "mpirun", "torchrun", "srun"; "": none */
     int rank, size;
+    int local;                   /* the rank among those of its machine; -1: unknown */
+    bool apart;                  /* the ranks are known to be on several machines */
     bool mpi;                    /* MPI_Init will find the other ranks */
     char host[ABAR_LAUNCH_HOST]; /* where rank 0 is; "": unknown */
     int port;                    /* where its store listens; 0: unknown */

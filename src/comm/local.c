@@ -171,6 +171,13 @@ static void blame(abar_comm *c)
     abar__local_fail(l, text);
 }
 
+static void blame_left(abar_comm *c, int rank)
+{
+    char text[ABAR_COMM_FAILURE];
+    snprintf(text, sizeof text, "%s: has left the run while others still exchange with it", abar_comm_name(c, rank));
+    abar__local_fail(c->impl, text);
+}
+
 /* A rank that this one waits for has closed its side. It may have written all before: this is asked when nothing moves. */
 static void find_left(abar_comm *c, const transfer *t)
 {
@@ -180,9 +187,7 @@ static void find_left(abar_comm *c, const transfer *t)
         const ring *in = ring_of(l, r, l->rank);
         if (r == l->rank || !waits || !atomic_load(&l->shared->seats[r].left)) continue;
         if (l->received[r] < t->recv_bytes[r] && atomic_load(&in->written) != atomic_load(&in->read)) continue;
-        char text[ABAR_COMM_FAILURE];
-        snprintf(text, sizeof text, "%s: has left the run while others still exchange with it", abar_comm_name(c, r));
-        abar__local_fail(l, text);
+        blame_left(c, r);
         return;
     }
 }
@@ -251,7 +256,18 @@ static void close_local(abar_comm *c)
     c->impl = NULL;
 }
 
-static const abar__comm_ops local_ops = {"local", exchange, close_local};
+static void tell(abar_comm *c, const char *text) { abar__local_fail(c->impl, text); }
+
+static abar_status hear(abar_comm *c)
+{
+    abar__local *l = c->impl;
+    beat(l);
+    for (int r = 0; r < l->size && !atomic_load(&l->shared->failed); r++)
+        if (r != l->rank && atomic_load(&l->shared->seats[r].left)) blame_left(c, r);
+    return atomic_load(&l->shared->failed) ? lost(c) : ABAR_OK;
+}
+
+static const abar__comm_ops local_ops = {"local", exchange, close_local, tell, hear};
 
 void abar__local_free(abar_context *ctx, abar__local *l)
 {

@@ -49,6 +49,8 @@ static void blame(const abar_comm *c, int rank, const char *reason)
     if (!m->failure[0]) snprintf(m->failure, sizeof m->failure, "%s: %s", abar_comm_name(c, rank), reason);
 }
 
+static void blame_left(const abar_comm *c, int rank) { blame(c, rank, "has left the run while others still exchange with it"); }
+
 static void blame_mpi(mpi *m, const char *call)
 {
     if (!m->failure[0]) snprintf(m->failure, sizeof m->failure, "MPI: %s failed, a rank or its network is lost", call);
@@ -145,7 +147,7 @@ static void find_left(const abar_comm *c, const transfer *x)
     const mpi *m = c->impl;
     for (int r = 0; r < c->size; r++)
         if (m->peers[r].left && (m->peers[r].sent < x->send_bytes[r] || m->peers[r].received < x->recv_bytes[r]))
-            blame(c, r, "has left the run while others still exchange with it");
+            blame_left(c, r);
 }
 
 /* MPI moves bytes while it is called: the loop sleeps little, and longer when nothing has happened for long. */
@@ -244,7 +246,23 @@ static void close_mpi(abar_comm *c)
     c->impl = NULL;
 }
 
-static const abar__comm_ops mpi_ops = {"mpi", exchange, close_mpi};
+static void tell(abar_comm *c, const char *text)
+{
+    mpi *m = c->impl;
+    snprintf(m->failure, sizeof m->failure, "%s", text);
+    (void)fail(c);
+}
+
+static abar_status hear(abar_comm *c)
+{
+    const mpi *m = c->impl;
+    hear_all(c);
+    for (int r = 0; r < c->size; r++)
+        if (m->peers[r].left) blame_left(c, r);
+    return m->failure[0] ? abar__comm_lost(c, m->failure) : ABAR_OK;
+}
+
+static const abar__comm_ops mpi_ops = {"mpi", exchange, close_mpi, tell, hear};
 
 static abar_status alloc_mpi(abar_context *ctx, const abar__mpi_calls *calls, int size, size_t state_bytes, mpi **out)
 {

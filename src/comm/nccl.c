@@ -1,12 +1,17 @@
 /* NCCL by dlopen. Of its header this file needs these few declarations, so that abar is built without it. */
 #include "comm/nccl.h"
 
+#include "base/clock.h"
 #include "comm/comm_impl.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define LIBRARY "libnccl.so.2"
 #define LEAST 21100 /* 2.11: calls of one capture are connected before they are recorded */
@@ -98,8 +103,89 @@ static abar_status check(const abar__nccl *n, int error, const char *what)
 
 /* ---- opening and closing ---------------------------------------------------------------------------------------------- */
 
+/* NCCL's own limit needs communicators that do not block, whose calls are launched by a thread of NCCL's: not what a recorded
+ * step wants. So a thread of ours connects, and is left behind where it does not come back. */
+typedef struct connecting {
+    int (*init)(nccl_comm **out, int ranks, nccl_id id, int rank);
+    abar_status (*enter)(void *user);
+    void *user;
+    nccl_id id;
+    int rank, size, error;
+    nccl_comm *nccl;
+    abar_status entered;
+    atomic_int done; /* by the thread: 1; by who waits no longer: 2. The second of them frees it */
+} connecting;
+
+static void connect_here(connecting *k)
+{
+    k->entered = k->enter(k->user);
+    if (k->entered == ABAR_OK) k->error = k->init(&k->nccl, k->size, k->id, k->rank);
+}
+
+static void *connect_thread(void *argument)
+{
+    connecting *k = argument;
+    connect_here(k);
+    if (atomic_exchange(&k->done, 1) == 2) free(k);
+    return NULL;
+}
+
+static bool start_thread(connecting *k)
+{
+    pthread_t thread;
+    sigset_t all, before; /* the caller's handlers run in the caller's threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(&thread, NULL, connect_thread, k);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error == 0 && pthread_detach(thread) == 0;
+}
+
+/* Returns whether the thread is done within the timeout. */
+static bool wait_for_thread(const abar__nccl *n, connecting *k)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+    const double began = abar__seconds();
+    while (!atomic_load(&k->done)) {
+        if (abar__seconds() - began > n->comm->timeout) return atomic_exchange(&k->done, 2) == 1;
+        nanosleep(&nap, NULL);
+    }
+    return true;
+}
+
+static abar_status time_out(abar__nccl *n)
+{
+    char text[ABAR_COMM_FAILURE];
+    snprintf(text, sizeof text,
+             "NCCL: the ranks have not connected within %g seconds, check that their networks reach each other "
+             "(NCCL_SOCKET_IFNAME names one, NCCL_DEBUG=INFO tells more), or give --transport host",
+             n->comm->timeout);
+    return abar__comm_lost(n->comm, text);
+}
+
+static abar_status take_connection(abar__nccl *n, const connecting *k)
+{
+    n->nccl = k->nccl;
+    return k->entered < 0 ? k->entered : check(n, k->error, "ncclCommInitRank");
+}
+
+static abar_status connect_others(abar__nccl *n, const connecting *what)
+{
+    connecting *k = malloc(sizeof *k); /* not the context's: it may be left behind */
+    if (!k) return abar__fail(n->ctx, ABAR_E_MEMORY, "NCCL: could not get %zu bytes", sizeof *k);
+    *k = *what;
+    if (!start_thread(k)) {
+        free(k);
+        return abar__fail(n->ctx, ABAR_E_BACKEND, "NCCL: could not start a thread");
+    }
+    if (!wait_for_thread(n, k)) return time_out(n);
+    const abar_status status = take_connection(n, k);
+    free(k);
+    return status;
+}
+
 /* Rank 0's id, or its failure, goes to all. */
-static abar_status connect_ranks(abar__nccl *n)
+static abar_status connect_ranks(abar__nccl *n, abar_status (*enter)(void *user), void *user)
 {
     struct {
         nccl_id id;
@@ -109,10 +195,13 @@ static abar_status connect_ranks(abar__nccl *n)
     if (n->rank == 0) word.error = n->call.make_id(&word.id);
     ABAR_TRY(abar__comm_broadcast(n->comm, 0, &word, sizeof word));
     ABAR_TRY(check(n, word.error, "ncclGetUniqueId on rank 0"));
-    return check(n, n->call.init(&n->nccl, n->size, word.id, n->rank), "ncclCommInitRank");
+    connecting k = {.init = n->call.init, .enter = enter, .user = user, .id = word.id, .rank = n->rank, .size = n->size};
+    if (n->size > 1) return connect_others(n, &k);
+    connect_here(&k);
+    return take_connection(n, &k);
 }
 
-abar_status abar__nccl_open(abar_context *ctx, abar_comm *comm, abar__nccl **out)
+abar_status abar__nccl_open(abar_context *ctx, abar_comm *comm, abar_status (*enter)(void *user), void *user, abar__nccl **out)
 {
     void *memory;
     *out = NULL;
@@ -120,7 +209,7 @@ abar_status abar__nccl_open(abar_context *ctx, abar_comm *comm, abar__nccl **out
     abar__nccl *n = memory;
     *n = (abar__nccl){.ctx = ctx, .comm = comm, .rank = abar_comm_rank(comm), .size = abar_comm_size(comm)};
     abar_status status = load(ctx, &n->call);
-    if (status == ABAR_OK) status = connect_ranks(n);
+    if (status == ABAR_OK) status = connect_ranks(n, enter, user);
     if (status < 0) {
         abar__nccl_close(n);
         return status;
@@ -129,11 +218,17 @@ abar_status abar__nccl_open(abar_context *ctx, abar_comm *comm, abar__nccl **out
     return ABAR_OK;
 }
 
+void abar__nccl_abort(abar__nccl *n)
+{
+    if (n->nccl) (void)n->call.abort(n->nccl);
+    n->nccl = NULL;
+}
+
 void abar__nccl_close(abar__nccl *n)
 {
     if (!n) return;
-    if (n->nccl && n->comm && n->comm->failed) (void)n->call.abort(n->nccl); /* destroying it would wait for the lost rank */
-    if (n->nccl && !(n->comm && n->comm->failed)) (void)n->call.destroy(n->nccl);
+    if (n->comm && n->comm->failed) abar__nccl_abort(n); /* destroying it would wait for the lost rank */
+    if (n->nccl) (void)n->call.destroy(n->nccl);
     abar__free(n->ctx, n, sizeof *n);
 }
 
@@ -180,15 +275,26 @@ abar_status abar__nccl_sum(abar__nccl *n, void *data, int64_t count, bool wide, 
     return check(n, n->call.sum(data, data, (size_t)count, type, NCCL_SUM, n->nccl, stream), "ncclAllReduce");
 }
 
-abar_status abar__nccl_check(abar__nccl *n)
+static int error_of(const abar__nccl *n)
 {
     int error = NCCL_SUCCESS;
-    const int asked = n->call.error_of(n->nccl, &error);
-    if (asked == NCCL_SUCCESS && (error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS)) return ABAR_OK;
+    const int asked = n->nccl ? n->call.error_of(n->nccl, &error) : NCCL_SUCCESS;
+    return asked != NCCL_SUCCESS ? asked : error == NCCL_IN_PROGRESS ? NCCL_SUCCESS : error;
+}
+
+bool abar__nccl_has_failed(const abar__nccl *n) { return error_of(n) != NCCL_SUCCESS; }
+
+static abar_status end_steps(abar__nccl *n, const char *text)
+{
+    abar__nccl_abort(n);
+    return n->comm ? abar__comm_lost(n->comm, text) : abar__fail(n->ctx, ABAR_E_PEER, "%s", text);
+}
+
+abar_status abar__nccl_failure(abar__nccl *n)
+{
     char text[ABAR_COMM_FAILURE];
-    snprintf(text, sizeof text, "NCCL: %s in a step, a rank has ended or its network is cut",
-             n->call.text(asked ? asked : error));
-    return n->comm ? abar__comm_lost(n->comm, text) : abar__fail(n->ctx, ABAR_E_BACKEND, "%s", text);
+    snprintf(text, sizeof text, "NCCL: %s in a step, a rank has ended or its network is cut", n->call.text(error_of(n)));
+    return end_steps(n, text);
 }
 
 double abar__nccl_timeout(const abar__nccl *n) { return n->comm ? n->comm->timeout : 1e9; }
@@ -198,7 +304,5 @@ abar_status abar__nccl_give_up(abar__nccl *n)
     char text[ABAR_COMM_FAILURE];
     snprintf(text, sizeof text, "NCCL: a step has not ended for %g seconds, a rank has ended, hangs or lost its network",
              n->comm ? n->comm->timeout : 0.0);
-    (void)n->call.abort(n->nccl);
-    n->nccl = NULL;
-    return n->comm ? abar__comm_lost(n->comm, text) : abar__fail(n->ctx, ABAR_E_PEER, "%s", text);
+    return end_steps(n, text);
 }

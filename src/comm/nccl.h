@@ -10,8 +10,9 @@ typedef struct abar__nccl abar__nccl;
 
 /* Whether the library is there and new enough; else the error says what to do. */
 abar_status abar__nccl_find(abar_context *ctx);
-/* All ranks, each with a GPU of its own, which is the thread's current one. comm NULL: one rank. */
-abar_status abar__nccl_open(abar_context *ctx, abar_comm *comm, abar__nccl **out);
+/* All ranks, each with a GPU of its own, which enter makes the current one of the thread that calls it. comm NULL: one rank.
+ * Fails when the ranks have not connected within the comm's timeout. */
+abar_status abar__nccl_open(abar_context *ctx, abar_comm *comm, abar_status (*enter)(void *user), void *user, abar__nccl **out);
 void abar__nccl_close(abar__nccl *n); /* after a failure, too; NULL: nothing */
 
 /* As those of comm/comm.h, of device memory. */
@@ -22,10 +23,12 @@ abar_status abar__nccl_gather(abar__nccl *n, const void *own, size_t bytes, void
 abar_status abar__nccl_gather_parts(abar__nccl *n, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes,
                                     void *stream);
 abar_status abar__nccl_sum(abar__nccl *n, void *data, int64_t count, bool wide, void *stream);
-/* Whether enqueued calls have failed meanwhile. */
-abar_status abar__nccl_check(abar__nccl *n);
+/* Whether enqueued calls have failed meanwhile; the status of it, with what is known of it, ends them. */
+bool abar__nccl_has_failed(const abar__nccl *n);
+abar_status abar__nccl_failure(abar__nccl *n);
 double abar__nccl_timeout(const abar__nccl *n); /* seconds that a step may wait for other ranks */
-/* Ends calls that wait for ranks which do not come. Returns ABAR_E_PEER. */
+/* Ends calls that wait for ranks which do not come. give_up: because they do not; returns ABAR_E_PEER. */
+void abar__nccl_abort(abar__nccl *n);
 abar_status abar__nccl_give_up(abar__nccl *n);
 
 #endif

@@ -10,7 +10,7 @@ static abar_status exchange(abar_comm *c, const void *const *send, const size_t 
 
 static void close_self(abar_comm *c) { (void)c; }
 
-static const abar__comm_ops self_ops = {"self", exchange, close_self};
+static const abar__comm_ops self_ops = {"self", exchange, close_self, NULL, NULL};
 
 abar_status abar__comm_open_self(abar_context *ctx, double timeout, abar_comm **out)
 {

@@ -20,6 +20,7 @@
 #define TOKEN_LEAST 8   /* characters */
 #define TRY_AGAIN_MS 50 /* between two attempts to reach a rank that does not listen yet */
 #define ONE_TRY 5.0     /* seconds for one handshake */
+#define PROBE 2.0       /* seconds in which rank 0 listens, if it does */
 #define MARGIN 2.0      /* others wait so much longer than rank 0, whose text says more */
 #define NAME_MOST 300
 #define TABLE_MOST (ABAR_WIRE_HEADER + ABAR_WIRE_NONCE + ABAR_WIRE_RANKS * ABAR_WIRE_ENTRY)
@@ -32,7 +33,8 @@ typedef struct address {
 typedef struct store {
     abar__door door;
     const char *host;
-    int port;
+    int port, local;
+    bool apart, told;
     double timeout, end;
     address master;
     uint8_t message[TABLE_MOST]; /* the last one that was read */
@@ -64,11 +66,39 @@ static abar_status find_master(store *s)
     return ABAR_OK;
 }
 
+/* Where Debian's /etc/hosts gives a machine's own name the address 127.0.1.1, rank 0 would listen to itself. Of a machine's
+ * ranks the first one tells. */
+static abar_status check_address(store *s)
+{
+    char text[INET6_ADDRSTRLEN] = "";
+    if (!s->apart || !is_loopback(&s->master)) return ABAR_OK;
+    (void)getnameinfo((const struct sockaddr *)&s->master.any, s->master.bytes, text, sizeof text, NULL, 0, NI_NUMERICHOST);
+    s->told = s->local > 0;
+    return abar__fail(s->door.ctx, ABAR_E_ARGUMENT,
+                      "store: %s is %s on this machine, which others cannot reach: set MASTER_ADDR to the address of rank 0's "
+                      "machine in their network, or correct the name in /etc/hosts",
+                      s->host, text);
+}
+
+/* What is appended where ranks have not come to an address that may be wrong. */
+static const char *hint_of(const store *s)
+{
+    const bool asked = strcmp(s->host, "localhost") == 0 || strncmp(s->host, "127.", 4) == 0 || strcmp(s->host, "::1") == 0;
+    return is_loopback(&s->master) && !asked
+               ? "; the name is a loopback address here, which other machines cannot reach: set MASTER_ADDR to another one"
+               : "";
+}
+
+/* What this rank lacks: rank 0 tells of it where it lacks it, too, and so does not listen. */
+static bool first_listens(const store *s);
+
 static abar_status check_token(store *s)
 {
     const char *token = getenv("ABAR_TOKEN");
     s->door.token = token ? token : "";
     const size_t n = strlen(s->door.token);
+    const bool lacks = n < TOKEN_LEAST && !(n == 0 && is_loopback(&s->master));
+    s->told = lacks && s->door.rank > 0 && !first_listens(s);
     if (n == 0 && !is_loopback(&s->master))
         return abar__fail(s->door.ctx, ABAR_E_ARGUMENT,
                           "store: %s can be reached from other machines, set ABAR_TOKEN to the same secret on all ranks "
@@ -169,6 +199,18 @@ static int connect_to(const address *a, double end)
     return -1;
 }
 
+static bool first_listens(const store *s)
+{
+    const double most = abar__seconds() + PROBE;
+    int fd = -1;
+    for (const double end = s->end < most ? s->end : most; fd < 0 && abar__seconds() < end;) {
+        fd = connect_to(&s->master, end);
+        if (fd < 0) (void)poll(NULL, 0, TRY_AGAIN_MS);
+    }
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
 /* "rank 0 at HOST:PORT", "rank 3" */
 static const char *name_of(const store *s, int rank, char *out, size_t size)
 {
@@ -242,7 +284,11 @@ static abar_status join_rank(store *s, int to, const address *a)
         if (result == REFUSED) return ABAR_E_PEER;
         (void)poll(NULL, 0, TRY_AGAIN_MS);
     }
-    return abar__fail(d->ctx, ABAR_E_PEER, "%s: cannot be reached for %g seconds, is it running and the port open?",
+    return abar__fail(d->ctx, ABAR_E_PEER,
+                      to == 0 && !is_loopback(a)
+                          ? "%s: cannot be reached for %g seconds, is it running, the port open, and the "
+                            "address in its own /etc/hosts not 127.0.1.1?"
+                          : "%s: cannot be reached for %g seconds, is it running and the port open?",
                       name_of(s, to, name, sizeof name), s->timeout);
 }
 
@@ -260,8 +306,8 @@ static abar_status report_missing(store *s, int missing)
     char text[ABAR_WIRE_TEXT + 1];
     int first = 1;
     while (d->fds[first] >= 0) first++;
-    snprintf(text, sizeof text, "rank %d: has not come to %s:%d for %g seconds (%d of %d ranks are missing)", first, s->host,
-             s->port, s->timeout, missing, d->size);
+    snprintf(text, sizeof text, "rank %d: has not come to %s:%d for %g seconds (%d of %d ranks are missing)%s", first, s->host,
+             s->port, s->timeout, missing, d->size, hint_of(s));
     abar__wire_header(ABAR_WIRE_FAIL, strlen(text), 0, s->message);
     memcpy(s->message + ABAR_WIRE_HEADER, text, strlen(text));
     send_to_all(s, s->message, ABAR_WIRE_HEADER + strlen(text));
@@ -319,6 +365,7 @@ static abar_status gather_as_other(store *s)
     if (!read_message(s, d->fds[0], s->end, &m))
         return abar__fail(d->ctx, ABAR_E_PEER, "rank 0 at %s:%d: the connection was lost before all ranks had come", s->host,
                           s->port);
+    s->told = m.kind == ABAR_WIRE_FAIL;
     if (m.kind == ABAR_WIRE_FAIL) return abar__fail(d->ctx, ABAR_E_PEER, "%.*s", (int)m.length, (const char *)m.body);
     if (m.kind != ABAR_WIRE_TABLE)
         return abar__fail(d->ctx, ABAR_E_PEER, "rank 0 at %s:%d: sent something else than a table", s->host, s->port);
@@ -327,20 +374,23 @@ static abar_status gather_as_other(store *s)
 
 static abar_status gather(store *s)
 {
+    s->end = abar__seconds() + s->timeout;
     ABAR_TRY(find_master(s));
+    ABAR_TRY(check_address(s));
     ABAR_TRY(check_token(s));
     s->end = abar__seconds() + s->timeout;
     return s->door.rank == 0 ? gather_as_first(s) : gather_as_other(s);
 }
 
-abar_status abar__comm_open_store(abar_context *ctx, int rank, int size, const char *host, int port, double timeout,
-                                  abar_comm **out)
+abar_status abar__comm_open_store(abar_context *ctx, const abar__store_request *request, bool *told, abar_comm **out)
 {
+    const int rank = request->rank, size = request->size;
     const size_t n = (size_t)size, fds_bytes = n * sizeof(int), addresses_bytes = n * sizeof(abar__wire_address);
     void *memory, *fds = NULL, *addresses = NULL;
     ABAR_TRY(abar__alloc(ctx, sizeof(store), &memory));
     store *s = memory;
-    s->host = host, s->port = port, s->timeout = timeout;
+    s->host = request->host, s->port = request->port, s->timeout = request->timeout;
+    s->local = request->local, s->apart = request->apart;
     s->door = (abar__door){.ctx = ctx, .rank = rank, .size = size, .listener = -1};
     abar_status status = abar__alloc(ctx, fds_bytes, &fds);
     for (int r = 0; status == ABAR_OK && r < size; r++) ((int *)fds)[r] = -1;
@@ -348,8 +398,9 @@ abar_status abar__comm_open_store(abar_context *ctx, int rank, int size, const c
     s->door.fds = fds, s->door.addresses = addresses;
     if (status == ABAR_OK) status = gather(s);
     if (s->door.listener >= 0) close(s->door.listener);
+    *told = status < 0 && s->told;
     if (status == ABAR_OK)
-        status = abar__comm_open_tcp(ctx, rank, size, timeout, fds, out);
+        status = abar__comm_open_tcp(ctx, rank, size, request->timeout, fds, out);
     else
         for (int r = 0; fds && r < size; r++)
             if (s->door.fds[r] >= 0) close(s->door.fds[r]);

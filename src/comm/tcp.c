@@ -43,6 +43,8 @@ static void blame(const abar_comm *c, int rank, const char *reason)
     if (!t->failure[0]) snprintf(t->failure, sizeof t->failure, "%s: %s", abar_comm_name(c, rank), reason);
 }
 
+static void blame_left(const abar_comm *c, int rank) { blame(c, rank, "has left the run while others still exchange with it"); }
+
 static void lose(const abar_comm *c, int rank)
 {
     tcp *t = c->impl;
@@ -194,7 +196,7 @@ static size_t move_all(const abar_comm *c, const transfer *x, bool *complete)
         if (n < 0) lose(c, r);
         moved += n > 0 ? (size_t)n : 0;
         const bool waits = l->sent < x->send_bytes[r] || l->received < x->recv_bytes[r];
-        if (waits && l->fd < 0) blame(c, r, "has left the run while others still exchange with it");
+        if (waits && l->fd < 0) blame_left(c, r);
         if (waits) *complete = false;
     }
     return moved;
@@ -300,6 +302,35 @@ static abar_status exchange(abar_comm *c, const void *const *send, const size_t 
     return abar__comm_lost(c, t->failure);
 }
 
+/* An exchange of nothing. */
+static transfer nothing(abar_comm *c)
+{
+    abar__comm_clear(c);
+    return (transfer){c->send, c->send_bytes, c->recv, c->recv_bytes};
+}
+
+static void tell(abar_comm *c, const char *text)
+{
+    tcp *t = c->impl;
+    const transfer x = nothing(c);
+    for (int r = 0; r < c->size; r++) t->links[r].sent = t->links[r].received = 0;
+    snprintf(t->failure, sizeof t->failure, "%s", text);
+    tell_others(c, &x);
+}
+
+/* What others send of the next call stays where it is. */
+static abar_status hear(abar_comm *c)
+{
+    tcp *t = c->impl;
+    const transfer x = nothing(c);
+    bool complete;
+    for (int r = 0; r < c->size; r++) t->links[r].sent = t->links[r].received = 0;
+    (void)move_all(c, &x, &complete);
+    for (int r = 0; r < c->size && !t->failure[0]; r++)
+        if (t->links[r].left) blame_left(c, r);
+    return t->failure[0] ? abar__comm_lost(c, t->failure) : ABAR_OK;
+}
+
 /* ---- opening and closing ----------------------------------------------------------------------------------------------- */
 
 /* Reads what still comes, so that closing does not reset the connection: a reset could take our last bytes with it. */
@@ -357,7 +388,7 @@ static void close_tcp(abar_comm *c)
     c->impl = NULL;
 }
 
-static const abar__comm_ops tcp_ops = {"store", exchange, close_tcp};
+static const abar__comm_ops tcp_ops = {"store", exchange, close_tcp, tell, hear};
 
 static void set_options(int fd, double timeout)
 {

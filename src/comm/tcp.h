@@ -26,9 +26,17 @@ typedef struct abar__link {
 /* Takes the connected sockets of all ranks, also if it fails. (size); the own rank's is -1. */
 abar_status abar__comm_open_tcp(abar_context *ctx, int rank, int size, double timeout, const int *fds, abar_comm **out);
 
-/* Gathers the ranks at host:port and connects each with all others. */
-abar_status abar__comm_open_store(abar_context *ctx, int rank, int size, const char *host, int port, double timeout,
-                                  abar_comm **out);
+typedef struct abar__store_request {
+    int rank, size;
+    const char *host; /* where rank 0 listens */
+    int port;
+    double timeout;
+    int local;  /* the rank among those of its machine; -1: unknown */
+    bool apart; /* the ranks are known to be on several machines */
+} abar__store_request;
+
+/* Gathers the ranks at host:port and connects each with all others. *told: it has failed, with what rank 0 tells, too. */
+abar_status abar__comm_open_store(abar_context *ctx, const abar__store_request *request, bool *told, abar_comm **out);
 
 /* ---- store_accept.c: connections of ranks that join -------------------------------------------------------------------- */
 

@@ -27,6 +27,17 @@ ABAR_BOTH double abar__scalar_combine(const abar__scalar_op *s, const double *v)
 
 ABAR_BOTH double abar__scalar_or(const double *v, int32_t index, double otherwise) { return index < 0 ? otherwise : v[index]; }
 
+/* Whether a refresh renews it, as a matrix. */
+ABAR_BOTH bool abar__derived_is_matrix(const abar__derived_tensor *d)
+{
+    return d->kind == ABAR_DERIVED_INVERSE || d->kind == ABAR_DERIVED_EIGENVECTORS || d->kind == ABAR_DERIVED_SOLVED ||
+           d->kind == ABAR_DERIVED_PAIRED;
+}
+ABAR_BOTH bool abar__derived_is_renewed(const abar__derived_tensor *d)
+{
+    return d->name && abar__derived_is_matrix(d) && !d->calibrated;
+}
+
 /* What an average is multiplied by to be read (methods.md section 0). */
 ABAR_BOTH double abar__unbias(double decay, int64_t commits) { return 1.0 / (1.0 - pow(decay, (double)commits)); }
 

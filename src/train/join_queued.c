@@ -10,6 +10,7 @@
 #include "optim/optim_impl.h"
 #include "train/train_impl.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -334,14 +335,51 @@ abar_status abar__join_extra_take(abar__join *j, const abar__stepper *s)
 
 /* ---- waiting ---------------------------------------------------------------------------------------------------------- */
 
+#define HEARS 0.02     /* seconds between two looks at what other ranks tell */
+#define LAST_WORDS 1.0 /* that a rank which has ended others' steps may take to tell why */
+
+/* What another rank tells of its failure; its words count more than what NCCL sees of it. Returns ABAR_OK where it tells
+ * nothing within so many seconds. */
+static abar_status hear(abar__join *j, double seconds)
+{
+    const struct timespec nap = {.tv_nsec = 2000000};
+    const double end = abar__seconds() + seconds;
+    abar_status status = abar__comm_hear(j->config.comm);
+    while (status == ABAR_OK && abar__seconds() < end) {
+        nanosleep(&nap, NULL);
+        status = abar__comm_hear(j->config.comm);
+    }
+    if (status < 0) abar__nccl_abort(j->config.nccl); /* steps that wait for that rank end */
+    return status;
+}
+
+abar_status abar__join_tell(abar__join *j, abar_status status)
+{
+    char text[ABAR_COMM_TEXT];
+    if (status >= 0 || status == ABAR_E_PEER || j->ranks == 1 || !j->config.nccl) return status;
+    snprintf(text, sizeof text, "%s: %s", abar_comm_name(j->config.comm, j->rank), abar_context_error(j->ctx));
+    abar__comm_tell(j->config.comm, text);
+    abar__nccl_abort(j->config.nccl);
+    return status;
+}
+
 /* A rank that is gone leaves the others' exchanges in the queue for ever. */
 abar_status abar__join_wait(abar__join *j, void *event)
 {
     const struct timespec nap = {.tv_nsec = 50000};
     const double began = abar__seconds(), most = abar__nccl_timeout(j->config.nccl);
+    double heard = began;
     while (!join_stream(j)->event_done(j->config.dev, event)) {
-        ABAR_TRY(abar__nccl_check(j->config.nccl));
-        if (abar__seconds() - began > most) return abar__nccl_give_up(j->config.nccl);
+        const double now = abar__seconds();
+        if (now - heard > HEARS) {
+            ABAR_TRY(hear(j, 0.0));
+            heard = now;
+        }
+        if (abar__nccl_has_failed(j->config.nccl)) {
+            ABAR_TRY(hear(j, LAST_WORDS));
+            return abar__nccl_failure(j->config.nccl);
+        }
+        if (now - began > most) return abar__nccl_give_up(j->config.nccl);
         nanosleep(&nap, NULL);
     }
     return join_stream(j)->event_wait(j->config.dev, event);

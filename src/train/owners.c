@@ -1,4 +1,4 @@
-/* What ranks divide among them in the optimizer's step (device/host/owners.h, optim/zero.c), over the ranks' transport. */
+/* What ranks divide among them in the optimizer's step (device/owners.h, optim/zero.c), over the ranks' transport. */
 #include "optim/optim_impl.h"
 #include "train/train_impl.h"
 
@@ -15,6 +15,13 @@ static abar_status exchange(void *exchange, const void *const *send, const size_
 {
     const abar__exchange *x = exchange;
     return abar__comm_exchange(x->comm, send, send_bytes, recv, recv_bytes);
+}
+
+static abar_status enter(void *dev) { return abar_device_wait(dev); }
+
+abar_status abar__exchange_over_nccl(abar_context *ctx, abar_comm *comm, abar_device *dev, abar__nccl **out)
+{
+    return abar__nccl_open(ctx, comm, enter, dev, out);
 }
 
 abar__owners abar__owners_of(abar__exchange *x)

@@ -123,7 +123,9 @@ abar_status abar__pipeline_enqueue(abar__pipeline *p, double lr, bool alone)
 {
     const int64_t step = p->enqueued % p->steps;
     if (p->stream && step > 0 && step % ABAR_STEP_RATES == 0) ABAR_TRY(send_rates(p, step));
-    ABAR_TRY(p->stream ? enqueue_device(p, alone) : run_on_host(p, lr));
+    const abar_status status = p->stream ? enqueue_device(p, alone) : run_on_host(p, lr);
+    if (status < 0 && exchanges_in_queue(p)) return abar__join_tell(p->stepper->join, status);
+    ABAR_TRY(status);
     p->enqueued++;
     return ABAR_OK;
 }
@@ -154,7 +156,8 @@ abar_status abar__pipeline_collect(abar__pipeline *p, bool wait, abar__step_resu
         wait = wait || p->enqueued - p->collected >= ABAR_STEPS_AHEAD;
         *got = wait || p->stream->event_done(p->dev, event);
         if (!*got) return ABAR_OK;
-        ABAR_TRY(wait_for(p, p->collected));
+        const abar_status status = wait_for(p, p->collected);
+        if (status < 0) return exchanges_in_queue(p) ? abar__join_tell(p->stepper->join, status) : status;
         read_result(p, out);
     } else {
         *out = p->result;

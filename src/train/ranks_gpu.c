@@ -81,7 +81,7 @@ abar_status abar__ranks_connect(abar_trainer *t)
     char why[320] = "";
     if (!t->dev->ops->stream || transport == ABAR_TRANSPORT_HOST || (alone && transport != ABAR_TRANSPORT_NCCL)) return ABAR_OK;
     if (!alone) ABAR_TRY(compare_gpus(t, why, sizeof why));
-    if (!why[0]) return abar__nccl_open(t->ctx, alone ? NULL : t->comm, &t->nccl);
+    if (!why[0]) return abar__exchange_over_nccl(t->ctx, alone ? NULL : t->comm, t->dev, &t->nccl);
     if (transport == ABAR_TRANSPORT_NCCL)
         return abar__fail(t->ctx, ABAR_E_UNSUPPORTED,
                           "--transport nccl: %s; install it, start fewer ranks, or give --transport host", why);

@@ -179,6 +179,8 @@ typedef struct abar__exchange {
 } abar__exchange;
 
 abar__owners abar__owners_of(abar__exchange *x); /* x must stay */
+/* All ranks, with the device of each; comm NULL: one rank. */
+abar_status abar__exchange_over_nccl(abar_context *ctx, abar_comm *comm, abar_device *dev, abar__nccl **out);
 
 /* ---- one step ------------------------------------------------------------------------------------------------- */
 

@@ -94,6 +94,19 @@ ulimit -S -f 100 # KiB
 refuses "a checkpoint that does not fit" 1 'ulimit -f' "${job[@]}" --ranks 3 --micro 4 --out full --quiet
 ulimit -S -f "$limit"
 
+# --- ranks that cannot gather: one line ---
+for rank in 0 1; do
+    ran="abar train as rank $rank of two machines"
+    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=29400 \
+        "$abar" "${job[@]}" --no-out >stdout 2>stderr </dev/null
+    rc=$?
+    if [[ $rank == 0 ]]; then
+        check "rank 0 tells that others cannot reach it" failed_with_line 2 'store: localhost is .*, which others cannot reach: set MASTER_ADDR'
+    else
+        check "another rank of its machine is silent" test $rc = 1 -a ! -s stderr -a ! -s stdout
+    fi
+done
+
 # --- mpirun ---
 for kind in openmpi mpich; do
     launcher=$(command -v mpirun.$kind)

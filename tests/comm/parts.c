@@ -2,6 +2,7 @@
 #include "ranks.h"
 
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 /* A value that differs for every rank, receiver and place. */
@@ -153,5 +154,31 @@ int mixed_part(abar_comm *c, abar_context *ctx, board *b)
         if (round % 3 == 0) CHECK(abar__comm_barrier(c) == ABAR_OK);
     }
     CHECK(abar_context_memory(ctx).allocations == allocations);
+    return 0;
+}
+
+/* Hearing takes nothing of the next call, which others have begun; then the last rank tells of a failure. */
+int telling_part(abar_comm *c, abar_context *ctx, board *b)
+{
+    const int n = abar_comm_size(c), rank = abar_comm_rank(c);
+    const struct timespec nap = {.tv_nsec = 2000000};
+    int value = 7 + rank, all[RANKS_MAX];
+    CHECK(abar__comm_barrier(c) == ABAR_OK);
+    for (int i = 0; i < 20 && rank == 0; i++) {
+        CHECK(abar__comm_hear(c) == ABAR_OK);
+        nanosleep(&nap, NULL);
+    }
+    CHECK(abar__comm_gather(c, &value, sizeof value, all) == ABAR_OK);
+    for (int r = 0; r < n; r++) CHECK(all[r] == 7 + r);
+    abar_status status = ABAR_OK;
+    for (atomic_fetch_add(&b->turn, 1); atomic_load(&b->turn) < n;) nanosleep(&nap, NULL); /* all have ended the call */
+    if (rank == n - 1) abar__comm_tell(c, "the last rank: has no more data");
+    for (int i = 0; i < 5000 && status == ABAR_OK; i++) {
+        status = abar__comm_hear(c);
+        if (status == ABAR_OK) nanosleep(&nap, NULL);
+    }
+    CHECK(status == ABAR_E_PEER && !strcmp(abar_context_error(ctx), "the last rank: has no more data"));
+    CHECK(n == 1 || abar__comm_barrier(c) == ABAR_E_PEER);
+    for (atomic_fetch_add(&b->enough, 1); atomic_load(&b->enough) < n;) nanosleep(&nap, NULL); /* all have heard it */
     return 0;
 }

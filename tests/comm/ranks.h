@@ -54,6 +54,7 @@ int exchange_part(abar_comm *c, abar_context *ctx, board *b);
 int sum_part(abar_comm *c, abar_context *ctx, board *b);
 int agreement_part(abar_comm *c, abar_context *ctx, board *b);
 int mixed_part(abar_comm *c, abar_context *ctx, board *b);
+int telling_part(abar_comm *c, abar_context *ctx, board *b); /* leaves all calls failed */
 
 /* failing.c: ranks make calls of one kind until the victim meets its end and all others fail. */
 enum { FAILING_RANKS = 3 };

@@ -18,6 +18,8 @@ static void sum_adds_all_ranks(void **state) { (void)state, on_all(sum_part); }
 static void sum_is_the_same_on_all_ranks(void **state) { (void)state, on_all(agreement_part); }
 static void calls_in_a_row_stay_apart(void **state) { (void)state, on_all(mixed_part); }
 
+static void failure_that_is_told_reaches_all(void **state) { (void)state, on_all(telling_part); }
+
 static void many_ranks_share_two_cores(void **state)
 {
     (void)state;
@@ -67,6 +69,7 @@ int main(void)
         cmocka_unit_test(sum_adds_all_ranks),
         cmocka_unit_test(sum_is_the_same_on_all_ranks),
         cmocka_unit_test(calls_in_a_row_stay_apart),
+        cmocka_unit_test(failure_that_is_told_reaches_all),
         cmocka_unit_test(many_ranks_share_two_cores),
         cmocka_unit_test(without_a_comm_there_is_one_rank),
         cmocka_unit_test(settings_out_of_range_are_refused),

@@ -56,6 +56,21 @@ static void torchrun_gives_rank_and_address(void **state)
     assert_int_equal(l.port, 4000);
 }
 
+static void launchers_say_whether_there_are_several_machines(void **state)
+{
+    (void)state;
+#define TORCHRUN "RANK", "3", "WORLD_SIZE", "8", "MASTER_ADDR", "a", "MASTER_PORT", "29500"
+    abar__launch l = read_launch(ENVIRONMENT(TORCHRUN, "LOCAL_RANK", "1", "LOCAL_WORLD_SIZE", "2"));
+    assert_true(l.apart && l.local == 1);
+    l = read_launch(ENVIRONMENT(TORCHRUN, "LOCAL_RANK", "3", "LOCAL_WORLD_SIZE", "8"));
+    assert_true(!l.apart && l.local == 3);
+    l = read_launch(ENVIRONMENT(TORCHRUN));
+    assert_true(!l.apart && l.local == -1);
+    l = read_launch(ENVIRONMENT("SLURM_PROCID", "5", "SLURM_NTASKS", "8", "SLURM_STEP_ID", "1", "SLURM_JOB_NODELIST", "n[1-2]",
+                                "SLURM_STEP_NUM_NODES", "2", "SLURM_LOCALID", "1"));
+    assert_true(l.apart && l.local == 1);
+}
+
 static void slurm_steps_give_rank_and_first_node(void **state)
 {
     (void)state;
@@ -133,6 +148,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_launcher_is_one_rank),
         cmocka_unit_test(torchrun_gives_rank_and_address),
+        cmocka_unit_test(launchers_say_whether_there_are_several_machines),
         cmocka_unit_test(slurm_steps_give_rank_and_first_node),
         cmocka_unit_test(slurm_batch_script_is_one_rank),
         cmocka_unit_test(mpirun_comes_before_what_surrounds_it),

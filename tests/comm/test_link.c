@@ -69,7 +69,9 @@ static pid_t start_rank(report *r, int rank, double timeout, int rounds)
     abar_comm *c = NULL;
     float *x = calloc(LENGTH, sizeof *x);
     double start = abar__seconds();
-    abar_status status = abar__comm_open_store(ctx, rank, 2, "10.99.0.1", 21000, timeout, &c);
+    bool told;
+    abar_status status =
+        abar__comm_open_store(ctx, &(abar__store_request){rank, 2, "10.99.0.1", 21000, timeout, -1, false}, &told, &c);
     for (int i = 0; i < rounds && status == ABAR_OK; i++) {
         start = abar__seconds();
         status = abar__comm_sum_floats(c, x, LENGTH);

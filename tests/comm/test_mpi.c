@@ -53,10 +53,10 @@ static int be_rank(const char *name, const char *path, double timeout)
     atomic_store(&b->pid[rank], getpid());
     int line = __LINE__;
     if (status == ABAR_OK && !strcmp(abar_comm_transport(c), abar_comm_size(c) > 1 ? "mpi" : "self"))
-        line = (strcmp(name, "failing") ? all_parts : failing_part)(c, ctx, b);
+        line = (!strcmp(name, "all") ? all_parts : !strcmp(name, "failing") ? failing_part : telling_part)(c, ctx, b);
     snprintf(b->text[rank], sizeof b->text[rank], "%s", abar_context_error(ctx));
     atomic_store(&b->line[rank], line ? line : -1);
-    const bool lost = line == 0 && !strcmp(name, "failing");
+    const bool lost = line == 0 && strcmp(name, "all");
     abar_comm_close(c);
     abar_context_destroy(ctx);
     return lost ? 3 : 0;
@@ -105,7 +105,7 @@ static pid_t start_mpi(int i, const found *f, int n, const char *name, const cha
         setenv("ABAR_MPI_MODULE", f->module, 1);
         alarm(60); /* of mpirun */
         freopen("/dev/null", "w", stdout);
-        if (!strcmp(name, "failing")) freopen("/dev/null", "w", stderr); /* mpirun tells what the test expects */
+        if (strcmp(name, "all")) freopen("/dev/null", "w", stderr); /* mpirun tells what the test expects */
         execv(f->mpirun, (char *const *)(uintptr_t)arguments);
         _exit(127);
     }
@@ -157,6 +157,25 @@ static void calls_do_what_they_say(void **state)
             munmap(b, sizeof *b);
             if (status != 0) fail_msg("%s, %d ranks: mpirun ended with status %x", libraries[i].kind, n, (unsigned)status);
         }
+    }
+}
+
+/* The job ends with it: mpirun may end a rank that has heard it before it says so. */
+static void failure_that_is_told_reaches_all(void **state)
+{
+    (void)state;
+    for (int i = 0; i < LIBRARIES; i++) {
+        found f;
+        if (!find_library(i, &f)) continue;
+        char path[64];
+        board *b = map_board(path, 0);
+        (void)run_mpi(i, &f, 3, "telling", path, 20);
+        for (int r = 0; r < 3; r++)
+            if (atomic_load(&b->line[r]) > 0)
+                fail_msg("%s: rank %d failed in line %d (%s)", libraries[i].kind, r, atomic_load(&b->line[r]), b->text[r]);
+        assert_int_equal(atomic_load(&b->enough), 3);
+        unlink(path);
+        munmap(b, sizeof *b);
     }
 }
 
@@ -234,6 +253,7 @@ int main(int argc, char **argv)
     if (!there) return 77;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_do_what_they_say),
+        cmocka_unit_test(failure_that_is_told_reaches_all),
         cmocka_unit_test(rank_stopped_is_named),
         cmocka_unit_test(rank_killed_ends_the_job),
     };

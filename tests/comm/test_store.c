@@ -20,7 +20,7 @@
 
 /* What processes of a test tell it. */
 typedef struct report {
-    atomic_int status[8];
+    atomic_int status[8], told[8];
     char text[8][512];
     atomic_int lines; /* of rank 0's log */
     char line[512];   /* its last one */
@@ -76,7 +76,11 @@ static pid_t start_rank(report *r, int who, int rank, int size, int port, const 
         _exit(1);
     abar_comm *c = NULL;
     double x = rank + 1;
-    abar_status status = abar__comm_open_store(ctx, rank, size, "127.0.0.1", port, timeout, &c);
+    const abar__store_request request = {
+        .rank = rank, .size = size, .host = "127.0.0.1", .port = port, .timeout = timeout, .local = -1};
+    bool told = false;
+    abar_status status = abar__comm_open_store(ctx, &request, &told, &c);
+    atomic_store(&r->told[who], told);
     if (status == ABAR_OK) {
         atomic_fetch_add(&r->open, 1);
         while (!atomic_load(&r->go)) usleep(1000);
@@ -400,6 +404,7 @@ static void rank_that_does_not_come_is_named(void **state)
     for (int i = 0; i < 2; i++) {
         assert_int_equal(atomic_load(&r->status[i]), ABAR_E_PEER);
         assert_non_null(strstr(r->text[i], "rank 2: has not come to 127.0.0.1:"));
+        assert_int_equal(atomic_load(&r->told[i]), i > 0); /* rank 0 tells */
     }
     munmap(r, sizeof *r);
 }
@@ -413,6 +418,7 @@ static void rank_0_that_does_not_come_is_named(void **state)
     assert_int_equal(atomic_load(&r->status[1]), ABAR_E_PEER);
     assert_non_null(strstr(r->text[1], "rank 0 at 127.0.0.1:"));
     assert_non_null(strstr(r->text[1], "cannot be reached for 1 seconds"));
+    assert_int_equal(atomic_load(&r->told[1]), 0);
     munmap(r, sizeof *r);
 }
 
@@ -426,7 +432,8 @@ static void open_is_refused(const char *host, int port, const char *token, abar_
         setenv("ABAR_TOKEN", token, 1);
     else
         unsetenv("ABAR_TOKEN");
-    assert_int_equal(abar__comm_open_store(ctx, 0, 2, host, port, 5, &c), status);
+    bool told;
+    assert_int_equal(abar__comm_open_store(ctx, &(abar__store_request){0, 2, host, port, 5, 0, false}, &told, &c), status);
     if (!strstr(abar_context_error(ctx), expected)) fail_msg("'%s' lacks '%s'", abar_context_error(ctx), expected);
     assert_int_equal(abar_context_memory(ctx).now, 0);
     abar_context_destroy(ctx);
@@ -440,6 +447,39 @@ static void addresses_without_token_are_loopback_alone(void **state)
     open_is_refused("0.0.0.0", 20000, "", ABAR_E_ARGUMENT, "set ABAR_TOKEN");
     open_is_refused("127.0.0.1", 20000, "short", ABAR_E_ARGUMENT, "ABAR_TOKEN: has 5 characters");
     open_is_refused("192.0.2.1", 20000, TOKEN, ABAR_E_IO, "rank 0 has to run at MASTER_ADDR"); /* no address of this machine */
+}
+
+/* A rank that lacks the token tells of it, unless rank 0 lacks it, too. */
+static void token_that_one_rank_lacks_is_its_own_to_tell(void **state)
+{
+    (void)state;
+    for (int there = 0; there < 2; there++) {
+        report *r = new_report();
+        const int port = free_port();
+        pid_t pids[2];
+        int n = 0;
+        if (there) pids[n++] = start_rank(r, 0, 0, 2, port, TOKEN, 4);
+        pids[n++] = start_rank(r, 1, 1, 2, port, "short", 4);
+        end_all(pids, n);
+        assert_int_equal(atomic_load(&r->status[1]), ABAR_E_ARGUMENT);
+        assert_int_equal(atomic_load(&r->told[1]), !there);
+        munmap(r, sizeof *r);
+    }
+}
+
+static void loopback_between_machines_is_refused(void **state)
+{
+    (void)state;
+    for (int local = 0; local < 2; local++) {
+        abar_context *ctx = new_context();
+        abar_comm *c;
+        bool told;
+        const abar__store_request request = {0, 2, "localhost", 20000, 5, local, true};
+        assert_int_equal(abar__comm_open_store(ctx, &request, &told, &c), ABAR_E_ARGUMENT);
+        assert_non_null(strstr(abar_context_error(ctx), "which others cannot reach: set MASTER_ADDR"));
+        assert_int_equal(told, local > 0); /* the first rank of a machine tells */
+        abar_context_destroy(ctx);
+    }
 }
 
 static void port_in_use_is_refused(void **state)
@@ -470,6 +510,8 @@ int main(void)
         cmocka_unit_test(rank_that_does_not_come_is_named),
         cmocka_unit_test(rank_0_that_does_not_come_is_named),
         cmocka_unit_test(addresses_without_token_are_loopback_alone),
+        cmocka_unit_test(token_that_one_rank_lacks_is_its_own_to_tell),
+        cmocka_unit_test(loopback_between_machines_is_refused),
         cmocka_unit_test(port_in_use_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -167,7 +167,7 @@ static abar_status copy_from_threads(abar_comm *c, const void *const *send, cons
 
 static void close_thread(abar_comm *c) { c->impl = NULL; }
 
-static const abar__comm_ops thread_ops = {"threads", copy_from_threads, close_thread};
+static const abar__comm_ops thread_ops = {"threads", copy_from_threads, close_thread, NULL, NULL};
 
 typedef struct thread_rank {
     hall *hall;

@@ -277,7 +277,7 @@ static void build(joined *j, fixture *f, abar_setup *setup, abar_comm *comm, way
     if (queued) make_queued(e->dev);
     need(f, abar__net_build(f->ctx, setup, info, e->dev, &request, &e->net));
     need(f, abar__extra_net_build(f->ctx, setup, info, e->dev, e->net, false, &e->extra));
-    if (how == NCCL) need(f, abar__nccl_open(f->ctx, abar_comm_size(comm) > 1 ? comm : NULL, &j->nccl));
+    if (how == NCCL) need(f, abar__exchange_over_nccl(f->ctx, abar_comm_size(comm) > 1 ? comm : NULL, e->dev, &j->nccl));
     j->exchange = (abar__exchange){comm, j->nccl, e->dev};
     const abar__owners owners = abar__owners_of(&j->exchange);
     need(f, abar__optim_build_on(f->ctx, setup, e->dev, e->net, e->extra, setup->train.zero ? &owners : NULL, &e->optim));
@@ -694,18 +694,19 @@ static int stop_one(fixture *f, abar_setup *setup)
     return 0;
 }
 
-static void queued_wish_to_stop_reaches_all_ranks(void **state)
+static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
 {
-    fixture *f = *state;
     abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
     int status = 0;
     setenv("ABAR_NCCL", FAKE_NCCL, 1);
     const pid_t child = fork_test();
-    if (child == 0) _exit(stop_one(f, setup));
+    if (child == 0) _exit(be_ranks(f, setup));
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     abar_setup_destroy(f->ctx, setup);
 }
+
+static void queued_wish_to_stop_reaches_all_ranks(void **state) { check_in_child(*state, stop_one); }
 
 static void queued_exchanges_over_nccl_skip_together(void **state)
 {
@@ -738,18 +739,49 @@ static int wait_for_nobody(fixture *f, abar_setup *setup)
     return 0;
 }
 
-static void queued_wait_for_a_rank_that_is_gone_ends(void **state)
+static void queued_wait_for_a_rank_that_is_gone_ends(void **state) { check_in_child(*state, wait_for_nobody); }
+
+/* The other rank has failed: its reason comes, long before the timeout. */
+static int hear_the_reason(fixture *f, abar_setup *setup)
 {
-    fixture *f = *state;
-    abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
-    int status = 0;
-    setenv("ABAR_NCCL", FAKE_NCCL, 1);
-    const pid_t child = fork_test();
-    if (child == 0) _exit(wait_for_nobody(f, setup));
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-    abar_setup_destroy(f->ctx, setup);
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = 60};
+    abar_comm *comm;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, NCCL);
+    events_end = false;
+    const bool fails = abar_comm_rank(comm) == 1;
+    const double began = abar__seconds();
+    const abar_status own = fails ? abar__fail(f->ctx, ABAR_E_FORMAT, "bird.jpg: is damaged") : ABAR_OK;
+    const abar_status status = fails ? abar__join_tell(&j->join, own) : abar__join_wait(&j->join, NULL);
+    if (status != (fails ? ABAR_E_FORMAT : ABAR_E_PEER) || abar__seconds() - began > 30.0) return 3;
+    if (!strstr(abar_context_error(f->ctx), "bird.jpg: is damaged")) return 4;
+    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 5;
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
 }
+
+static void queued_reason_of_a_rank_that_fails_reaches_others(void **state) { check_in_child(*state, hear_the_reason); }
+
+/* NCCL's ranks do not find each other. */
+static int connect_to_nobody(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = 0.5};
+    abar_comm *comm;
+    abar__nccl *nccl;
+    abar_device *dev;
+    need(f, abar__device_open(f->ctx, setup, &dev));
+    if (abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    setenv("FAKE_NCCL_HANGS", "1", 1);
+    if (abar__exchange_over_nccl(f->ctx, comm, dev, &nccl) != ABAR_E_PEER || nccl) return 3;
+    if (!strstr(abar_context_error(f->ctx), "NCCL: the ranks have not connected within 0.5 seconds")) return 4;
+    abar_device_close(dev);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void nccl_that_does_not_connect_ends(void **state) { check_in_child(*state, connect_to_nobody); }
 
 static void nccl_that_is_missing_is_told(void **state)
 {
@@ -816,6 +848,8 @@ int main(void)
         with_fixture(queued_wish_to_stop_reaches_all_ranks),
         with_fixture(queued_exchanges_over_nccl_skip_together),
         with_fixture(queued_wait_for_a_rank_that_is_gone_ends),
+        with_fixture(queued_reason_of_a_rank_that_fails_reaches_others),
+        with_fixture(nccl_that_does_not_connect_ends),
         with_fixture(nccl_that_is_missing_is_told),
         with_fixture(queued_micro_batch_of_the_whole_batch_changes_nothing), /* the last: it computes in this process */
     };

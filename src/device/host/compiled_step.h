@@ -4,7 +4,7 @@
 
 #include "device/host/extra.h"
 #include "device/host/natural.h"
-#include "device/host/owners.h"
+#include "device/owners.h"
 #include "device/host/secant.h"
 #include "device/step_rules.h"
 

@@ -9,24 +9,16 @@ static size_t vector_bytes(const abar_device *dev, int64_t n) { return abar__rou
 
 static bool is_wanted(abar__derive_what what, bool calibrated) { return what == ABAR_DERIVE_ALL || !calibrated; }
 
-static bool is_matrix(const abar__derived_tensor *d)
-{
-    return d->kind == ABAR_DERIVED_INVERSE || d->kind == ABAR_DERIVED_EIGENVECTORS || d->kind == ABAR_DERIVED_SOLVED ||
-           d->kind == ABAR_DERIVED_PAIRED;
-}
-
 static bool is_vector(const abar__derived_tensor *d)
 {
     return d->kind == ABAR_DERIVED_VECTOR || d->kind == ABAR_DERIVED_RECIPROCAL;
 }
 
-bool abar__is_renewed_matrix(const abar__derived_tensor *d) { return d->name && is_matrix(d) && !d->calibrated; }
-
 bool abar__is_renewed(const abar__plan *p, const abar__derived_tensor *d)
 {
-    if (abar__is_renewed_matrix(d) || (is_vector(d) && !d->calibrated)) return true;
+    if (abar__derived_is_renewed(d) || (is_vector(d) && !d->calibrated)) return true;
     for (int i = 0; i < p->n_derived; i++) /* the values of one */
-        if (abar__is_renewed_matrix(&p->derived[i]) && p->derived[i].values >= 0 && &p->derived[p->derived[i].values] == d)
+        if (abar__derived_is_renewed(&p->derived[i]) && p->derived[i].values >= 0 && &p->derived[p->derived[i].values] == d)
             return true;
     return false;
 }
@@ -244,7 +236,7 @@ static bool derive_matrix(abar_device *dev, const abar__plan *p, const abar__der
 static int first_matrix(const abar__plan *p, abar__derive_what what)
 {
     for (int i = 0; i < p->n_derived; i++)
-        if (is_matrix(&p->derived[i]) && is_wanted(what, p->derived[i].calibrated)) return i;
+        if (abar__derived_is_matrix(&p->derived[i]) && is_wanted(what, p->derived[i].calibrated)) return i;
     return p->n_derived;
 }
 
@@ -263,7 +255,7 @@ static size_t call_scratch(abar_device *dev, const abar__plan *p, abar__derive_w
     size_t most = 0;
     for (int i = 0; i < p->n_derived; i++) {
         const abar__derived_tensor *d = &p->derived[i];
-        if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
+        if (!abar__derived_is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
         const size_t need = matrix_scratch(dev, &p->average[d->average], d);
         if (need > most) most = need;
     }
@@ -274,7 +266,7 @@ size_t abar__derive_scratch(abar_device *dev, const abar__plan *p, abar__derive_
 {
     size_t bytes = call_scratch(dev, p, what);
     for (int i = first_matrix(p, what) + 1; i < p->n_derived; i++)
-        if (is_matrix(&p->derived[i]) && is_wanted(what, p->derived[i].calibrated))
+        if (abar__derived_is_matrix(&p->derived[i]) && is_wanted(what, p->derived[i].calibrated))
             bytes += matrix_bytes(dev, p, &p->derived[i]);
     return bytes;
 }
@@ -287,7 +279,7 @@ static bool derive_matrices(abar_device *dev, const abar__plan *p, abar__map_sta
     char *at = held;
     for (int i = p->n_derived - 1; i > first; i--) {
         const abar__derived_tensor *d = &p->derived[i];
-        if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
+        if (!abar__derived_is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
         if (!derive_matrix(dev, p, d, state, unbias, v, at, at + vector_bytes(dev, d->n), scratch)) return false;
         at += matrix_bytes(dev, p, d);
     }
@@ -297,7 +289,7 @@ static bool derive_matrices(abar_device *dev, const abar__plan *p, abar__map_sta
     at = held;
     for (int i = p->n_derived - 1; i > first; i--) {
         d = &p->derived[i];
-        if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
+        if (!abar__derived_is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
         dev->ops->stats->affine(dev, d->n, at, 1.0, 0.0, d->data);
         if (d->values >= 0)
             dev->ops->stats->affine(dev, p->derived[d->values].n, at + vector_bytes(dev, d->n), 1.0, 0.0,

@@ -12,9 +12,8 @@ typedef enum abar__derive_what { ABAR_DERIVE_ALL, ABAR_DERIVE_RUNNING } abar__de
  * renewed, with all else, or nothing is: false. */
 bool abar__derive(abar_device *dev, const abar__plan *p, abar__map_state *state, double unbias, abar__derive_what what,
                   void *scratch);
-/* What it writes in ABAR_DERIVE_RUNNING: matrices with what belongs to them, and vectors; and of these the matrices. */
+/* What it writes in ABAR_DERIVE_RUNNING: matrices with what belongs to them, and vectors. */
 bool abar__is_renewed(const abar__plan *p, const abar__derived_tensor *d);
-bool abar__is_renewed_matrix(const abar__derived_tensor *d);
 size_t abar__derive_scratch(abar_device *dev, const abar__plan *p, abar__derive_what what);
 
 #endif

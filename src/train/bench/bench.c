@@ -64,7 +64,7 @@ static abar_status fill_input(abar_bench *b, const abar_net *net, int64_t seed)
 /* What NCCL costs where there is nobody to exchange with. */
 static abar_status join_over_nccl(abar_bench *b, const abar_setup *setup)
 {
-    ABAR_TRY(abar__nccl_open(b->ctx, NULL, &b->nccl));
+    ABAR_TRY(abar__exchange_over_nccl(b->ctx, NULL, b->dev, &b->nccl));
     abar__join_config config = abar__join_request(setup, b->dev, b->net, b->extra, abar_optim_pending_count(b->optim));
     config.nccl = b->nccl;
     ABAR_TRY(abar__join_create(b->ctx, &config, &b->ranks.join));

@@ -1,4 +1,4 @@
-/* Refreshes that ranks divide on the device (host/owners.h): which inverses another rank makes, and what it sends of them.
+/* Refreshes that ranks divide on the device (device/owners.h): which inverses another rank makes, and what it sends of them.
  * Owners are given once, as if all maps were due: they are, in the steps that are divided. */
 #include "device/cuda/step/tables.h"
 

@@ -9,7 +9,7 @@
 #include "device/cuda/step/step.h"
 
 extern "C" {
-#include "device/host/owners.h"
+#include "device/owners.h"
 }
 
 #define ABAR_NORM_SPAN 4096 /* elements of one unit of the norm */

@@ -1,8 +1,8 @@
 /* Refreshes that several ranks divide: each derives the maps that it owns, and all have the results. What is due is the same on
  * all ranks, so that owners follow from it alone; the longest first, each to the rank that has least (longest processing time
  * first). A matrix of n rows costs n^3. */
-#ifndef ABAR_HOST_OWNERS_H
-#define ABAR_HOST_OWNERS_H
+#ifndef ABAR_DEVICE_OWNERS_H
+#define ABAR_DEVICE_OWNERS_H
 
 #include "device/device_impl.h"
 

@@ -1,7 +1,7 @@
 /* Refreshes by owners: owners.h says how they are divided. */
-#include "device/host/owners.h"
+#include "device/owners.h"
 
-#include "device/host/derive.h"
+#include "device/step_rules.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------- */
 
@@ -41,7 +41,7 @@ static double cost(const abar__plan *p)
     double sum = 0.0;
     for (int i = 0; i < p->n_derived; i++) {
         const abar__derived_tensor *d = &p->derived[i];
-        const double n = abar__is_renewed_matrix(d) ? (double)p->average[d->average].n : 0.0;
+        const double n = abar__derived_is_renewed(d) ? (double)p->average[d->average].n : 0.0;
         sum += n * n * n;
     }
     return sum;
