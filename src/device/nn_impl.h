@@ -148,10 +148,9 @@ typedef struct abar__op_args {
      * occur only where op->view_align allows them. */
     int64_t x_pitch[ABAR_OP_MAX_IN], y_pitch;
     const void *param[ABAR_OP_MAX_PARAM];
-    const void
-        *shadow[ABAR_OP_MAX_PARAM];   /* bf16 copy of param where activations are bf16 and it is a weight or bias, else NULL */
-    void *dparam[ABAR_OP_MAX_PARAM];  /* added to when accumulate, else written */
-    void *buffer[ABAR_OP_MAX_BUFFER]; /* running statistics, updated by a training forward */
+    const void *shadow[ABAR_OP_MAX_PARAM]; /* where activations are bf16: bf16 copy of param, if a weight or bias; else NULL */
+    void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
+    void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
     bool accumulate;
     bool late; /* backward may return while it still reads x and dy and writes dparam and scratch beside the queue, where
                 * op->can_be_late: whoever sets this joins it (abar__stream_ops) before that memory is used again */

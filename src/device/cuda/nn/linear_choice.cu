@@ -33,7 +33,8 @@ typedef struct trial {
     const abar__cuda_nn_state *nn;
     void *memory;
     size_t bytes;
-    char *x, *z, *w, *dw, *db, *beside, *workspace; /* beside: what the epilogue of a GELU reads or writes, or its pass */
+    char *x, *z, *w, *dw, *db, *workspace;
+    char *beside; /* what the epilogue of a GELU reads or writes, or its pass; else another x */
     cudaEvent_t begin, end;
 } trial;
 
@@ -49,13 +50,13 @@ static abar_status open_trial(const abar__op *op, const abar__lt_linear *l, tria
     const size_t in = (size_t)abar__lt_inputs(op), out = (size_t)abar__lt_outputs(op), rows = (size_t)abar__lt_rows(op);
     const size_t element = abar__lt_element(op), widest = in > out ? in : out;
     const size_t partials = abar__cuda_bias_partials(t->dev, (int64_t)rows, (int64_t)widest);
-    const size_t gelu = abar__lt_is_gelu(op->desc.activation) || abar__lt_is_gelu(op->desc.input_activation);
+    const bool gelu = abar__lt_is_gelu(op->desc.activation) || abar__lt_is_gelu(op->desc.input_activation);
     const size_t parts[] = {rows * in * element,
                             rows * (size_t)l->pitch * element,
                             out * in * element,
                             out * in * sizeof(float),
                             widest * sizeof(float),
-                            gelu * rows * widest * element,
+                            rows * (gelu ? widest : in) * element,
                             partials > 2 * ABAR_LT_WORKSPACE ? partials : 2 * ABAR_LT_WORKSPACE};
     char **const places[] = {&t->x, &t->z, &t->w, &t->dw, &t->db, &t->beside, &t->workspace};
     size_t bytes = ABAR_CUDA_ALIGN;
@@ -220,11 +221,12 @@ static void join_slope(const abar__op *op, abar__lt_linear *l, const trial *t, f
 static bool is_faster_beside(const abar__op *op, const abar__lt_linear *l, const trial *t)
 {
     const abar__lt_product *slope = abar__lt_slope(l, op->desc.activation == ABAR_ACT_NONE), *dx = abar__lt_dx(l);
+    char *to = l->dx_slope.desc ? t->x : t->beside; /* not what is read meanwhile, if possible */
     const auto make_slope = [&] {
         return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace, slope, t->x, t->z, 0.0f, t->dw));
     };
     const auto make_dx = [&] {
-        return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace + ABAR_LT_WORKSPACE, dx, t->w, t->z, 0.0f, t->x));
+        return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace + ABAR_LT_WORKSPACE, dx, t->w, t->z, 0.0f, to));
     };
     if (l->n_parts != 1 || !op->desc.need_dx[0]) return false;
     const float apart = time_of(t, [&] { return make_slope() == ABAR_OK && make_dx() == ABAR_OK; });
