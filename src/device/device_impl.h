@@ -72,9 +72,9 @@ typedef struct abar__stream_ops {
     abar_status (*side_begin)(abar_device *dev);
     abar_status (*side_end)(abar_device *dev);
     abar_status (*side_join)(abar_device *dev);
-    /* What backward has left to run beside the queue so far (args->late) gets a number below ABAR_LATE_MARKS; the queue waits
-     * for what has got it last. */
-    abar_status (*late_mark)(abar_device *dev, int number);
+    /* What backward has left to run beside the queue so far (args->late), and where `side` is set what was given between begin
+     * and end, too, gets a number below ABAR_LATE_MARKS; the queue waits for what has got it last. */
+    abar_status (*late_mark)(abar_device *dev, int number, bool side);
     abar_status (*late_join)(abar_device *dev, int number);
     /* Marks in the queue: created, set, waited for, and the milliseconds between two that have passed. */
     abar_status (*event_create)(abar_device *dev, void **mark);

@@ -104,32 +104,6 @@ static abar_status join(abar_net *net, const abar__step *step, int i)
  * backward, unless that has been done before. */
 static bool changes_dy(const abar__step *step) { return step->op->desc.activation != ABAR_ACT_NONE && !step->args.dz_given; }
 
-/* An observer depends on nothing that backward writes, so it may run concurrently, unless each is to be timed alone. */
-static abar_status backward_step(abar_net *net, int s, bool accumulate, const abar_observer *observer)
-{
-    abar__step *step = &net->steps[s];
-    const abar__stream_ops *stream = net->dev->ops->stream;
-    const bool observes = step->layer >= 0 && observer;
-    const bool beside = observes && stream && !changes_dy(step) && !net->profile;
-    step->args.scratch = step->backward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->backward_scratch].offset;
-    step->args.accumulate = accumulate;
-    step->args.late = step->op->can_be_late && (beside || !observes) && !net->profile;
-    if (beside) {
-        ABAR_TRY(stream->side_begin(net->dev));
-        abar_status status = observer->observe(observer->user, step->layer, &net->layers[step->layer]);
-        ABAR_TRY(stream->side_end(net->dev));
-        ABAR_TRY(status);
-    }
-    if (!step->op->y_is_x && !step->passes_dy) ABAR_TRY(abar__op_backward(step->op, &step->args));
-    if (step->args.late) ABAR_TRY(stream->late_mark(net->dev, s % ABAR_LATE_MARKS));
-    if (beside) ABAR_TRY(stream->side_join(net->dev));
-    for (int i = 0; i < step->op->desc.n_in; i++)
-        if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
-    ABAR_TRY(abar__profile_backward(net, s, false));
-    if (!observes || beside) return ABAR_OK;
-    return observer->observe(observer->user, step->layer, &net->layers[step->layer]);
-}
-
 /* Waits for what the steps first to last have left to run: what the first one has left, which ran after the others, ends
  * last. */
 static abar_status join_late(abar_net *net, int first, int last)
@@ -149,6 +123,36 @@ static abar_status join_oldest(abar_net *net, int s)
     const int oldest = s + ABAR_NET_LATE + 1;
     if (oldest >= net->n_steps || !net->steps[oldest].args.late) return ABAR_OK;
     return join_late(net, s + ABAR_NET_LATE / 2 + 1, oldest);
+}
+
+/* An observer depends on nothing that backward writes, so it may run concurrently, unless each is to be timed alone.
+ * Beside a late step it may be late, too; but two observers never run at the same time. */
+static abar_status backward_step(abar_net *net, int s, bool accumulate, const abar_observer *observer)
+{
+    abar__step *step = &net->steps[s];
+    const abar__stream_ops *stream = net->dev->ops->stream;
+    const bool observes = step->layer >= 0 && observer;
+    const bool beside = observes && stream && !changes_dy(step) && !net->profile;
+    step->args.scratch = step->backward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->backward_scratch].offset;
+    step->args.accumulate = accumulate;
+    step->args.late = step->op->can_be_late && (beside || !observes) && !net->profile;
+    if (beside) {
+        ABAR_TRY(stream->side_begin(net->dev));
+        abar_status status = observer->observe(observer->user, step->layer, &net->layers[step->layer]);
+        ABAR_TRY(stream->side_end(net->dev));
+        ABAR_TRY(status);
+    }
+    if (!step->op->y_is_x && !step->passes_dy) ABAR_TRY(abar__op_backward(step->op, &step->args));
+    if (step->args.late)
+        ABAR_TRY(stream->late_mark(net->dev, s % ABAR_LATE_MARKS, beside));
+    else if (beside)
+        ABAR_TRY(stream->side_join(net->dev));
+    for (int i = 0; i < step->op->desc.n_in; i++)
+        if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
+    ABAR_TRY(abar__profile_backward(net, s, false));
+    if (!observes || beside) return ABAR_OK;
+    ABAR_TRY(join_late(net, s + 1, s + ABAR_NET_LATE));
+    return observer->observe(observer->user, step->layer, &net->layers[step->layer]);
 }
 
 abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *caller)

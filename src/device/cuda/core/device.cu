@@ -529,9 +529,10 @@ static abar_status side_join(abar_device *dev)
     return ABAR_OK;
 }
 
-static abar_status late_mark(abar_device *dev, int number)
+static abar_status late_mark(abar_device *dev, int number, bool side)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
+    if (side) CUDA_TRY(dev, cudaStreamWaitEvent(cuda->side_stream, cuda->stats_join, 0));
     CUDA_TRY(dev, cudaEventRecord(cuda->late[number], cuda->side_stream));
     return ABAR_OK;
 }

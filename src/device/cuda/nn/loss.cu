@@ -4,6 +4,7 @@
  * Logits, soft targets and those of the squared error are dev->activation, labels int32. A pair of labels is a target with
  * the share of the first in one place and the rest in another. A label outside the classes makes the loss NaN, without host
  * synchronisation. */
+#include "device/cuda/core/chain.h"
 #include "device/cuda/nn/labels.h"
 
 #include <float.h>
@@ -44,6 +45,7 @@ static __global__ void join_kernel(int n, const part_sum *parts, double per, int
     __shared__ double losses[32];
     __shared__ long long corrects[32];
     part_sum sum = {};
+    chain_wait();
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         sum.loss += parts[i].loss;
         sum.correct += parts[i].correct;
@@ -71,8 +73,8 @@ static abar_status create(abar__op *op)
 static abar_status join(abar__op *op, const abar__op_args *a, int parts, double per, int64_t count)
 {
     if (parts > 1)
-        abar__cuda_launch(op->dev, join_kernel, dim3(1), dim3(128), 0, parts, (const part_sum *)a->scratch, per, count,
-                          a->result);
+        abar__cuda_launch_chained(op->dev, join_kernel, dim3(1), dim3(128), 0, parts, (const part_sum *)a->scratch, per, count,
+                                  a->result);
     return abar__cuda_status(op->dev);
 }
 
@@ -177,6 +179,7 @@ static __global__ void __launch_bounds__(THREADS)
     entropy_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar_loss *result)
 {
     part_sum mine = {};
+    chain_wait();
     for (int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; row < e.valid; row += (int64_t)gridDim.x * WARPS) {
         bool hit;
         const float cost = entropy_row(e, x + row * e.pitch, target, row, saved ? saved + 2 * row : NULL, hit);
@@ -193,6 +196,7 @@ static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *ta
     x += row * e.pitch;
     dx += row * e.pitch;
     const bool counts = row < e.valid;
+    chain_wait();
     const float top = counts ? saved[2 * row] : 0.0f, by_sum = counts ? saved[2 * row + 1] : 0.0f;
     const label_pair p = counts && !e.soft ? labels_of(e, target, row) : label_pair{-1, -1, 0.0f, 0.0f};
     for (int k = threadIdx.x; k < e.width; k += blockDim.x) {
@@ -325,6 +329,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     wide_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar_loss *result)
 {
     part_sum mine = {};
+    chain_wait();
     for (int64_t row = blockIdx.x; row < e.valid; row += gridDim.x) {
         bool hit;
         const float cost = wide_row(e, x + row * e.pitch, target, row, saved ? saved + 2 * row : NULL, hit);
@@ -342,6 +347,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     x += row * e.pitch;
     dx += row * e.pitch;
     const bool counts = row < e.valid;
+    chain_wait();
     const float top = counts ? saved[2 * row] : 0.0f, by_sum = counts ? saved[2 * row + 1] : 0.0f;
     const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
     const label_pair p = counts && !e.soft ? labels_of(e, target, row) : label_pair{-1, -1, 0.0f, 0.0f};
@@ -389,9 +395,9 @@ template <typename T> static int entropy_launch(abar__op *op, const abar__op_arg
     const int parts = wide                         ? parts_for(e.valid, 1)
                       : e.valid * e.width <= 65536 ? 1 /* a second kernel costs more than one block */
                                                    : parts_for(e.valid, WARPS);
-    abar__cuda_launch(op->dev, wide ? wide_kernel<T> : entropy_kernel<T>, dim3((unsigned)parts),
-                      dim3(wide ? WIDE_THREADS : THREADS), 0, e, (const T *)a->x[0], a->target, (float *)a->saved,
-                      (part_sum *)a->scratch, a->result);
+    abar__cuda_launch_chained(op->dev, wide ? wide_kernel<T> : entropy_kernel<T>, dim3((unsigned)parts),
+                              dim3(wide ? WIDE_THREADS : THREADS), 0, e, (const T *)a->x[0], a->target, (float *)a->saved,
+                              (part_sum *)a->scratch, a->result);
     return parts;
 }
 
@@ -410,12 +416,12 @@ template <typename T> static void entropy_grad_launch(abar__op *op, const abar__
 {
     const bool wide = e.width >= WIDE;
     const float share = e.valid > 0 ? (float)(a->run->loss_scale / (double)e.valid) : 0.0f;
-    abar__cuda_launch(op->dev, wide ? wide_grad_kernel<T> : entropy_grad_kernel<T>, dim3((unsigned)e.rows),
-                      dim3(wide             ? WIDE_THREADS
-                           : e.width <= 32  ? 32
-                           : e.width <= 128 ? 128
-                                            : 256),
-                      0, e, (const T *)a->x[0], a->target, (const float *)a->saved, share, (T *)a->dx[0]);
+    abar__cuda_launch_chained(op->dev, wide ? wide_grad_kernel<T> : entropy_grad_kernel<T>, dim3((unsigned)e.rows),
+                              dim3(wide             ? WIDE_THREADS
+                                   : e.width <= 32  ? 32
+                                   : e.width <= 128 ? 128
+                                                    : 256),
+                              0, e, (const T *)a->x[0], a->target, (const float *)a->saved, share, (T *)a->dx[0]);
 }
 
 static abar_status entropy_backward(abar__op *op, const abar__op_args *a)

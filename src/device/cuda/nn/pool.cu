@@ -2,6 +2,7 @@
  * The maximum ignores the padding; of equal maxima the first in row-major order counts. Max pooling saves the tap of each
  * maximum, in a byte where the window has fewer than 255. Backward gathers: each element of dx goes through the windows that
  * read it, in a fixed order. */
+#include "device/cuda/core/chain.h"
 #include "device/cuda/nn/cuda_nn.h"
 
 typedef struct pool {
@@ -192,6 +193,7 @@ template <typename T, int V> static __global__ void average_kernel(pool p, const
     const int units = p.out_h * p.out_w * (p.channels / V);
     x += (int64_t)blockIdx.x * p.in_h * p.in_w * p.channels;
     y += (int64_t)blockIdx.x * p.out_h * p.out_w * p.channels;
+    chain_wait();
     for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {
         const spot s = spot_of<V>(p, u, p.out_w);
         lanes<V> sum = {};
@@ -219,6 +221,7 @@ template <typename T, int V> static __global__ void plane_average_kernel(pool p,
     const int pixels = p.in_h * p.in_w, groups = p.channels / V;
     x += (int64_t)blockIdx.x * pixels * p.channels;
     y += (int64_t)blockIdx.x * p.channels;
+    chain_wait();
     for (int first = blockIdx.y * 32; first < groups; first += gridDim.y * 32) {
         const int group = first + threadIdx.x;
         lanes<V> sum = {};
@@ -249,6 +252,7 @@ template <typename T, int V> static __global__ void average_grad_kernel(pool p, 
     const int units = p.in_h * p.in_w * (p.channels / V);
     dy += (int64_t)blockIdx.x * p.out_h * p.out_w * p.channels;
     dx += (int64_t)blockIdx.x * p.in_h * p.in_w * p.channels;
+    chain_wait();
     for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {
         const spot s = spot_of<V>(p, u, p.in_w);
         const int h = s.h + p.pad_h, w = s.w + p.pad_w;
@@ -285,16 +289,16 @@ template <typename T, int V> static void average_launch(abar__op *op, const abar
     const pool p = pool_of(&op->desc);
     const int64_t images = op->desc.in[0].dim[0], groups = p.channels / V;
     if (back) {
-        abar__cuda_launch(op->dev, average_grad_kernel<T, V>, abar__cuda_image_grid(images, p.in_h * p.in_w * groups),
-                          ABAR_CUDA_THREADS, 0, p, (const T *)a->dy, (T *)a->dx[0]);
+        abar__cuda_launch_chained(op->dev, average_grad_kernel<T, V>, abar__cuda_image_grid(images, p.in_h * p.in_w * groups),
+                                  ABAR_CUDA_THREADS, 0, p, (const T *)a->dy, (T *)a->dx[0]);
     } else if (covers_plane(p)) {
         const int64_t chunks = abar__cuda_blocks(groups, 32);
-        abar__cuda_launch(op->dev, plane_average_kernel<T, V>,
-                          dim3((unsigned)images, (unsigned)(chunks < 65535 ? chunks : 65535)), dim3(32, PLANE_LANES), 0, p,
-                          (const T *)a->x[0], (T *)a->y);
+        abar__cuda_launch_chained(op->dev, plane_average_kernel<T, V>,
+                                  dim3((unsigned)images, (unsigned)(chunks < 65535 ? chunks : 65535)), dim3(32, PLANE_LANES), 0,
+                                  p, (const T *)a->x[0], (T *)a->y);
     } else {
-        abar__cuda_launch(op->dev, average_kernel<T, V>, abar__cuda_image_grid(images, p.out_h * p.out_w * groups),
-                          ABAR_CUDA_THREADS, 0, p, (const T *)a->x[0], (T *)a->y);
+        abar__cuda_launch_chained(op->dev, average_kernel<T, V>, abar__cuda_image_grid(images, p.out_h * p.out_w * groups),
+                                  ABAR_CUDA_THREADS, 0, p, (const T *)a->x[0], (T *)a->y);
     }
 }
 
