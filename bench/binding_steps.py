@@ -11,25 +11,15 @@ Both sides of a ratio take turns within a round. It prints the ratio of the fast
 quartiles. Without PyTorch it says so and exits with 0."""
 
 import argparse
-import os
 import statistics
-import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "oracle")]
-os.environ.setdefault("ABAR_LIBRARY", str(ROOT / "build" / "libabar_optim.so"))
+import binding_begin  # noqa: F401  first: it finds the others
 
-try:
-    import torch
-except ImportError:
-    print(f"bench: PyTorch is not installed for {sys.executable}: the binding is not timed")
-    sys.exit(0)
-
-import abar.torch  # noqa: E402
-import networks_vit  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
+import torch
+import abar.torch
+import networks_vit
+import torch.nn.functional as F
 
 TCOV = 5
 

@@ -77,7 +77,7 @@ static void say_finished(watcher *w)
     fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
 }
 
-static const comparing comparison = {"comparison", "compare.md", comparing_judge, announce, say_finished};
+static const comparing comparison;
 
 /* ---- the command ------------------------------------------------------------------------------------------------ */
 
@@ -85,10 +85,9 @@ static int load(cli *c, comparing_flags *flags, const abar_compare_events *event
 {
     static const char *const allowed[] = {"resume", "ranks", "timeout", "seeds", "target",
                                           "jobs",   "part",  "json",    "quiet", NULL};
-    int code = comparing_refuse_settings(c, &comparison, allowed, "--seeds may grow, --jobs, --part and --target change");
-    if (!code) code = flags_read(c, flags, NULL, NULL);
+    const int code =
+        comparing_read_resumed(c, flags, &comparison, allowed, "--seeds may grow, --jobs, --part and --target change");
     if (code) return code;
-    c->quiet = flags->quiet;
     abar_status status = abar_compare_load(c->ctx, flags->resume, flags_peek(c, "seeds") ? flags->seeds : 0, events, out);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
@@ -105,12 +104,8 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
 {
     setup_list list;
     const char *labels[ABAR_COMPARE_METHODS_MAX];
-    int code = comparing_setups(c, flags, &list);
+    const int code = comparing_read_new(c, flags, "compare", true, &list, labels);
     if (code) return code;
-    c->quiet = flags->quiet;
-    flags->own_folder = !flags->out[0];
-    if (flags->own_folder) comparing_claim(flags, "compare", list.setup[0]);
-    for (int i = 0; i < list.n; i++) labels[i] = list.label[i];
     const abar_compare_config config = {.size = sizeof config,
                                         .out = flags->out,
                                         .setups = (const abar_setup *const *)list.setup,
@@ -123,31 +118,16 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-static int lead(cli *c, abar_comm *comm)
-{
-    comparing_flags flags = {0};
-    abar_compare *compare = NULL;
-    watcher w = {.c = c, .what = &comparison};
-    abar_compare_events events = {sizeof events, comparing_watch, &w};
-    const char *folder;
-    int jobs = 0;
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* so that trainings side by side do not share hardware queues */
-    int code = flags_resume(c, &folder);
-    if (!code) code = flags_out(c);
-    if (!code) code = folder ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
-    if (!code) code = comparing_set_jobs(c, &flags, comm, &jobs);
-    if (!code) code = comparing_set_ranks(c, compare, comm);
-    if (!code) code = comparing_set_part(c, &flags, compare);
-    if (!code) code = set_target(c, &flags, compare);
-    if (!code) {
-        abar_compare_jobs(compare, jobs);
-        code = comparing_run(c, compare, &flags, &w);
-    }
-    abar_compare_destroy(compare);
-    if (code && flags.own_folder) folder_unclaim(flags.out);
-    return code;
-}
+static const comparing comparison = {.noun = "comparison",
+                                     .reasons = "compare.md",
+                                     .judge = comparing_judge,
+                                     .announce = announce,
+                                     .finish = say_finished,
+                                     .load = load,
+                                     .create = create,
+                                     .set = set_target};
 
+static int lead(cli *c, abar_comm *comm) { return comparing_lead(c, comm, &comparison); }
 static int run_rank(cli *c, abar_comm *comm) { return comparing_on_ranks(c, comm, lead); }
 static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 

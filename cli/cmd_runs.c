@@ -140,7 +140,14 @@ static void print_table(const list *l)
     static const grid_column column[COLUMNS] = {{"folder", true, 0},  {"", true, 4},      {"model", true, 3},
                                                 {"data", true, 5},    {"optim", true, 1}, {"epochs", false, 2},
                                                 {"result", false, 0}, {"state", true, 0}};
-    grid g = {.column = column, .columns = COLUMNS, .rows = l->n, .fill = fill_row, .user = l, .bold = "", .plain = ""};
+    grid g = {.column = column,
+              .columns = COLUMNS,
+              .rows = l->n,
+              .fill = fill_row,
+              .user = l,
+              .list = OPTIM,
+              .bold = "",
+              .plain = ""};
     grid_measure(&g, print_window(stdout));
     grid_print(&g, stdout);
     if (l->problems) printf("\n%s", l->problems);

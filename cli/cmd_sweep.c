@@ -137,17 +137,15 @@ static int judge(const watcher *w)
     return EXIT_SUCCESS;
 }
 
-static const comparing sweep_words = {"sweep", "sweep.json", judge, announce, say_finished};
+static const comparing sweep_words;
 
 /* ---- the command ------------------------------------------------------------------------------------------------ */
 
 static int load(cli *c, comparing_flags *flags, const abar_compare_events *events, abar_compare **out)
 {
     static const char *const allowed[] = {"resume", "ranks", "timeout", "seeds", "jobs", "part", "json", "quiet", NULL};
-    int code = comparing_refuse_settings(c, &sweep_words, allowed, "--seeds may grow, --jobs and --part change");
-    if (!code) code = flags_read(c, flags, NULL, NULL);
+    const int code = comparing_read_resumed(c, flags, &sweep_words, allowed, "--seeds may grow, --jobs and --part change");
     if (code) return code;
-    c->quiet = flags->quiet;
     abar_status status = abar_sweep_load(c->ctx, flags->resume, flags_peek(c, "seeds") ? flags->seeds : 0, events, out);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
@@ -158,12 +156,8 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
     const char *labels[ABAR_COMPARE_METHODS_MAX], *over[OVER_MAX];
     int n_over;
     int code = flags_all(c, "over", over, OVER_MAX, &n_over);
-    if (!code) code = comparing_setups(c, flags, &list);
+    if (!code) code = comparing_read_new(c, flags, "sweep", n_over > 0, &list, labels);
     if (code) return code;
-    c->quiet = flags->quiet;
-    flags->own_folder = !flags->out[0] && n_over > 0;
-    if (flags->own_folder) comparing_claim(flags, "sweep", list.setup[0]);
-    for (int i = 0; i < list.n; i++) labels[i] = list.label[i];
     const abar_sweep_config config = {.size = sizeof config,
                                       .out = flags->out,
                                       .setups = (const abar_setup *const *)list.setup,
@@ -178,30 +172,15 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-static int lead(cli *c, abar_comm *comm)
-{
-    comparing_flags flags = {0};
-    abar_compare *sweep = NULL;
-    watcher w = {.c = c, .what = &sweep_words};
-    abar_compare_events events = {sizeof events, comparing_watch, &w};
-    const char *folder;
-    int jobs = 0;
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* so that trainings side by side do not share hardware queues */
-    int code = flags_resume(c, &folder);
-    if (!code) code = flags_out(c);
-    if (!code) code = folder ? load(c, &flags, &events, &sweep) : create(c, &flags, &events, &sweep);
-    if (!code) code = comparing_set_jobs(c, &flags, comm, &jobs);
-    if (!code) code = comparing_set_ranks(c, sweep, comm);
-    if (!code) code = comparing_set_part(c, &flags, sweep);
-    if (!code) {
-        abar_compare_jobs(sweep, jobs);
-        code = comparing_run(c, sweep, &flags, &w);
-    }
-    abar_compare_destroy(sweep);
-    if (code && flags.own_folder) folder_unclaim(flags.out);
-    return code;
-}
+static const comparing sweep_words = {.noun = "sweep",
+                                      .reasons = "sweep.json",
+                                      .judge = judge,
+                                      .announce = announce,
+                                      .finish = say_finished,
+                                      .load = load,
+                                      .create = create};
 
+static int lead(cli *c, abar_comm *comm) { return comparing_lead(c, comm, &sweep_words); }
 static int run_rank(cli *c, abar_comm *comm) { return comparing_on_ranks(c, comm, lead); }
 static int run(cli *c) { return ranks_run(c, 0, run_rank); }
 

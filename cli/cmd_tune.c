@@ -45,7 +45,8 @@ static void announce_round(watcher *w)
 
 static void say_nothing(watcher *w) { (void)w; }
 
-static const comparing tuning = {"tuning", "compare.md", comparing_judge, announce_round, say_nothing};
+static const comparing tuning = {
+    .noun = "tuning", .reasons = "compare.md", .judge = comparing_judge, .announce = announce_round, .finish = say_nothing};
 
 static void announce(tuner *u)
 {
@@ -134,10 +135,8 @@ static void say_stopped(const tuner *u, const comparing_flags *flags)
 static int load(cli *c, comparing_flags *flags, const abar_compare_events *events, abar_tune **out)
 {
     static const char *const allowed[] = {"resume", "ranks", "timeout", "seeds", "jobs", "json", "quiet", NULL};
-    int code = comparing_refuse_settings(c, &tuning, allowed, "--seeds may grow and --jobs change");
-    if (!code) code = flags_read(c, flags, NULL, NULL);
+    const int code = comparing_read_resumed(c, flags, &tuning, allowed, "--seeds may grow and --jobs change");
     if (code) return code;
-    c->quiet = flags->quiet;
     abar_status status = abar_tune_load(c->ctx, flags->resume, flags_peek(c, "seeds") ? flags->seeds : 0, events, out);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
@@ -148,12 +147,8 @@ static int create(cli *c, comparing_flags *flags, const abar_compare_events *eve
     const char *labels[ABAR_COMPARE_METHODS_MAX], *over[OVER_MAX];
     int n_over;
     int code = flags_all(c, "over", over, OVER_MAX, &n_over);
-    if (!code) code = comparing_setups(c, flags, &list);
+    if (!code) code = comparing_read_new(c, flags, "tune", n_over > 0, &list, labels);
     if (code) return code;
-    c->quiet = flags->quiet;
-    flags->own_folder = !flags->out[0] && n_over > 0;
-    if (flags->own_folder) comparing_claim(flags, "tune", list.setup[0]);
-    for (int i = 0; i < list.n; i++) labels[i] = list.label[i];
     const abar_tune_config config = {.size = sizeof config,
                                      .out = flags->out,
                                      .setups = (const abar_setup *const *)list.setup,

@@ -272,7 +272,7 @@ int comparing_set_jobs(const cli *c, const comparing_flags *flags, const abar_co
     return EXIT_SUCCESS;
 }
 
-int comparing_set_ranks(const cli *c, abar_compare *compare, abar_comm *comm)
+static int set_ranks(const cli *c, abar_compare *compare, abar_comm *comm)
 {
     const abar_status status = abar_compare_ranks(compare, comm);
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
@@ -299,7 +299,7 @@ int comparing_on_ranks(cli *c, abar_comm *comm, int (*lead)(cli *c, abar_comm *c
     return code;
 }
 
-int comparing_set_part(const cli *c, const comparing_flags *flags, abar_compare *compare)
+static int set_part(const cli *c, const comparing_flags *flags, abar_compare *compare)
 {
     char *end;
     if (!flags->part[0]) return EXIT_SUCCESS;
@@ -310,7 +310,7 @@ int comparing_set_part(const cli *c, const comparing_flags *flags, abar_compare 
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-int comparing_refuse_settings(const cli *c, const comparing *what, const char *const *allowed, const char *may)
+static int refuse_settings(const cli *c, const comparing *what, const char *const *allowed, const char *may)
 {
     for (int i = 0; i < c->argc; i++) {
         const char *const *a = allowed;
@@ -324,7 +324,16 @@ int comparing_refuse_settings(const cli *c, const comparing *what, const char *c
     return EXIT_SUCCESS;
 }
 
-void comparing_claim(comparing_flags *flags, const char *verb, const abar_setup *setup)
+int comparing_read_resumed(cli *c, comparing_flags *flags, const comparing *what, const char *const *allowed, const char *may)
+{
+    int code = refuse_settings(c, what, allowed, may);
+    if (!code) code = flags_read(c, flags, NULL, NULL);
+    if (!code) c->quiet = flags->quiet;
+    return code;
+}
+
+/* runs/VERB-MODEL-DATA */
+static void claim(comparing_flags *flags, const char *verb, const abar_setup *setup)
 {
     char name[ABAR_OPTION_TEXT_MAX];
     const int data = (int)strcspn(setup->train.data, ":");
@@ -367,7 +376,7 @@ static void leave_out(cli *c, const comparing_flags *flags, setup_list *list)
     list->n = n;
 }
 
-int comparing_setups(cli *c, comparing_flags *flags, setup_list *out)
+static int setups(cli *c, comparing_flags *flags, setup_list *out)
 {
     int code = flags_recipes(c, out);
     if (code) return code;
@@ -386,6 +395,18 @@ int comparing_setups(cli *c, comparing_flags *flags, setup_list *out)
     if (!code) code = flags_check_list(c, out);
     if (code) setup_list_destroy(c, out);
     return code;
+}
+
+int comparing_read_new(cli *c, comparing_flags *flags, const char *verb, bool runs, setup_list *out,
+                       const char *labels[ABAR_COMPARE_METHODS_MAX])
+{
+    const int code = setups(c, flags, out);
+    if (code) return code;
+    c->quiet = flags->quiet;
+    flags->own_folder = !flags->out[0] && runs;
+    if (flags->own_folder) claim(flags, verb, out->setup[0]);
+    for (int i = 0; i < out->n; i++) labels[i] = out->label[i];
+    return EXIT_SUCCESS;
 }
 
 FILE *comparing_stream(const comparing_flags *flags)
@@ -422,7 +443,7 @@ int comparing_judge(const watcher *w)
                              w->what->reasons);
 }
 
-int comparing_run(cli *c, abar_compare *compare, const comparing_flags *flags, watcher *w)
+static int run(cli *c, abar_compare *compare, const comparing_flags *flags, watcher *w)
 {
     comparing_look(w, compare);
     w->jobs = flags->jobs;
@@ -447,4 +468,29 @@ int comparing_run(cli *c, abar_compare *compare, const comparing_flags *flags, w
     }
     if (status == ABAR_STOPPED) return stop_exit_code();
     return w->what->judge(w);
+}
+
+int comparing_lead(cli *c, abar_comm *comm, const comparing *what)
+{
+    comparing_flags flags = {0};
+    abar_compare *compare = NULL;
+    watcher w = {.c = c, .what = what};
+    abar_compare_events events = {sizeof events, comparing_watch, &w};
+    const char *folder;
+    int jobs = 0;
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* so that trainings side by side do not share hardware queues */
+    int code = flags_resume(c, &folder);
+    if (!code) code = flags_out(c);
+    if (!code) code = (folder ? what->load : what->create)(c, &flags, &events, &compare);
+    if (!code) code = comparing_set_jobs(c, &flags, comm, &jobs);
+    if (!code) code = set_ranks(c, compare, comm);
+    if (!code) code = set_part(c, &flags, compare);
+    if (!code && what->set) code = what->set(c, &flags, compare);
+    if (!code) {
+        abar_compare_jobs(compare, jobs);
+        code = run(c, compare, &flags, &w);
+    }
+    abar_compare_destroy(compare);
+    if (code && flags.own_folder) folder_unclaim(flags.out);
+    return code;
 }

@@ -50,13 +50,16 @@ typedef struct comparing_flags {
 
 typedef struct watcher watcher;
 
-/* What a command does by itself. */
+/* What a command does by itself. load, create and set return exit codes, and are comparing_lead's alone. */
 typedef struct comparing {
     const char *noun;               /* "comparison" */
     const char *reasons;            /* the file that tells why runs failed */
     int (*judge)(const watcher *w); /* the exit code when all has ended */
     void (*announce)(watcher *w);   /* before the first line about a run */
     void (*finish)(watcher *w);     /* when all has ended */
+    int (*load)(cli *c, comparing_flags *flags, const abar_compare_events *events, abar_compare **out); /* of --resume */
+    int (*create)(cli *c, comparing_flags *flags, const abar_compare_events *events, abar_compare **out);
+    int (*set)(const cli *c, const comparing_flags *flags, abar_compare *compare); /* what is neither; NULL: nothing */
 } comparing;
 
 struct watcher {
@@ -86,20 +89,18 @@ void comparing_say_files(FILE *out, const char *dir, const char *const (*file)[2
 
 /* These return exit codes. */
 int comparing_set_jobs(const cli *c, const comparing_flags *flags, const abar_comm *comm, int *jobs);
-int comparing_set_ranks(const cli *c, abar_compare *compare, abar_comm *comm);
 /* Runs a command on all ranks, which carry out every training of it together: lead is rank 0's part. */
 int comparing_on_ranks(cli *c, abar_comm *comm, int (*lead)(cli *c, abar_comm *comm));
-int comparing_set_part(const cli *c, const comparing_flags *flags, abar_compare *compare);
-/* A resumed one keeps its settings: refuses flags that are not in allowed, and says which are. */
-int comparing_refuse_settings(const cli *c, const comparing *what, const char *const *allowed, const char *may);
-/* The setups that the flags describe, under equal conditions. */
-int comparing_setups(cli *c, comparing_flags *flags, setup_list *out);
-/* Without --out: runs/VERB-MODEL-DATA. */
-void comparing_claim(comparing_flags *flags, const char *verb, const abar_setup *setup);
+/* Rank 0's part of a command that runs one comparison: that of --resume, or a new one. */
+int comparing_lead(cli *c, abar_comm *comm, const comparing *what);
+/* The flags of a resumed one, which keeps its settings: refuses those that are not in allowed, and says which may be given. */
+int comparing_read_resumed(cli *c, comparing_flags *flags, const comparing *what, const char *const *allowed, const char *may);
+/* The setups that the flags describe, under equal conditions, and their labels. Without --out, where there is something to run,
+ * the folder is runs/VERB-MODEL-DATA. */
+int comparing_read_new(cli *c, comparing_flags *flags, const char *verb, bool runs, setup_list *out,
+                       const char *labels[ABAR_COMPARE_METHODS_MAX]);
 /* The stream for progress. */
 FILE *comparing_stream(const comparing_flags *flags);
-/* Runs all, prints the end, and the JSON if it is asked for. */
-int comparing_run(cli *c, abar_compare *compare, const comparing_flags *flags, watcher *w);
 /* What compare says about failed runs: a script must see them, though there are results. */
 int comparing_judge(const watcher *w);
 

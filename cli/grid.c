@@ -1,12 +1,14 @@
-/* Tables of text. A column is as wide as its widest cell; if a line is longer than the window, columns are left out by
- * their rank; if it is still too long, the first column is cut. */
+/* Tables of text. A column is as wide as its widest cell; if a line is longer than the window, lists are cut, then columns are
+ * left out by their rank; if it is still too long, the first column is cut. */
 #include "grid.h"
 
 #include <string.h>
 
 #define FIRST_MIN 6 /* width of the first column at least */
+#define LIST_MIN 8  /* and of lists that are cut */
 
 static int greater(int a, int b) { return a > b ? a : b; }
+static int lesser(int a, int b) { return a < b ? a : b; }
 
 /* Columns on the screen: UTF-8 characters, not bytes. */
 static int columns_of(const char *text)
@@ -38,30 +40,52 @@ static bool drop_column(grid *g)
     return true;
 }
 
+/* Leaves columns out as if lists had their least width, then gives these what is left. What is no list is not cut for it. */
+static void fit(grid *g, int width, int single)
+{
+    const int wanted = g->width[g->list];
+    if (g->list > 0) g->width[g->list] = lesser(wanted, greater(LIST_MIN, single));
+    while (total_of(g) > width && drop_column(g)) {}
+    const int left = width - total_of(g);
+    if (left < 0) g->width[0] = greater(FIRST_MIN, g->width[0] + left);
+    if (left > 0 && g->list > 0 && g->width[g->list] > 0) g->width[g->list] = lesser(wanted, g->width[g->list] + left);
+}
+
 void grid_measure(grid *g, int width)
 {
     memset(g->width, 0, sizeof g->width);
     memset(g->marked, 0, sizeof g->marked);
+    int single = 0; /* width of what stands alone in the column of lists */
     for (int row = 0; row < g->rows; row++) {
         grid_cell cells[GRID_COLUMNS_MAX] = {0};
         g->fill(g->user, row, cells);
         for (int i = 0; i < g->columns; i++) {
             g->width[i] = greater(g->width[i], columns_of(cells[i].text));
             g->marked[i] = g->marked[i] || cells[i].best;
+            if (i == g->list && !strchr(cells[i].text, ',')) single = greater(single, columns_of(cells[i].text));
         }
     }
     for (int i = 0; i < g->columns; i++) /* empty columns are not shown */
         if (g->width[i] > 0) g->width[i] = greater(g->width[i], columns_of(g->column[i].heading));
-    while (width > 0 && total_of(g) > width && drop_column(g)) {}
-    const int excess = width > 0 ? total_of(g) - width : 0;
-    if (excess > 0) g->width[0] = greater(FIRST_MIN, g->width[0] - excess);
+    if (width > 0) fit(g, width, single);
 }
 
-/* Cuts a long name at its beginning: names of one network differ at their ends. */
-static const char *cut(const char *text, int width, char out[GRID_TEXT_MAX])
+/* Where the first n columns of text end. */
+static const char *behind(const char *text, int n)
 {
-    if (columns_of(text) <= width) return text;
-    snprintf(out, GRID_TEXT_MAX, "..%s", text + strlen(text) - (size_t)(width - 2));
+    while (*text && (n > 0 || ((unsigned char)*text & 0xC0) == 0x80)) n -= ((unsigned char)*text++ & 0xC0) != 0x80;
+    return text;
+}
+
+/* Cuts a long name at its beginning, because names of one network differ at their ends; a list at its end. */
+static const char *cut(const char *text, int width, bool list, char out[GRID_TEXT_MAX])
+{
+    const int n = columns_of(text);
+    if (n <= width) return text;
+    if (list)
+        snprintf(out, GRID_TEXT_MAX, "%.*s..", (int)(behind(text, width - 2) - text), text);
+    else
+        snprintf(out, GRID_TEXT_MAX, "..%s", behind(text, n - (width - 2)));
     return out;
 }
 
@@ -77,7 +101,7 @@ static void print_row(const grid *g, FILE *out, const grid_cell *cells)
     for (int i = 0; i < g->columns; i++) {
         char buffer[GRID_TEXT_MAX];
         if (g->width[i] == 0) continue;
-        const char *text = cut(cells[i].text, g->width[i], buffer);
+        const char *text = cut(cells[i].text, g->width[i], i > 0 && i == g->list, buffer);
         const int pad = greater(0, g->width[i] - columns_of(text));
         if (!g->column[i].left) owed += pad;
         if (text[0]) {

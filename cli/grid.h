@@ -26,13 +26,14 @@ typedef struct grid {
     void (*fill)(const void *user, int row, grid_cell *cells); /* cells are empty before; called twice for every row */
     const void *user;
     int indent;               /* spaces before a line */
+    int list;                 /* column in which lists, "a,b,c", are cut before columns are left out; 0: none */
     const char *bold, *plain; /* escapes around the best cells, or "" */
     /* set by grid_measure */
     int width[GRID_COLUMNS_MAX]; /* 0: not shown */
     bool marked[GRID_COLUMNS_MAX];
 } grid;
 
-/* Chooses the columns that fit into width screen columns; 0: all. */
+/* Chooses the columns that fit into width screen columns, and their widths; 0: all. */
 void grid_measure(grid *g, int width);
 /* The headings, then a line per row. */
 void grid_print(const grid *g, FILE *out);

@@ -120,10 +120,30 @@ static bool train(abar_context *ctx, abar_optim *optim, const abar_layer *layers
 /* The first step's learning rate. LNGD rescales its gradients and needs a smaller one. */
 static double rate_of(const char *method) { return strcmp(method, "lngd") == 0 ? 0.02 : 0.1; }
 
+static int usage(FILE *out, int code)
+{
+    fputs("usage: embed [METHOD [SEED]]\n"
+          "METHOD: mac (the default), smac, foof, kfac, eva, lngd or sgd; SEED: a whole number (1)\n",
+          out);
+    return code;
+}
+
+/* Whether there are no arguments but METHOD and SEED. */
+static bool read_arguments(int argc, char **argv, const char **method, unsigned *seed)
+{
+    char *end = "";
+    if (argc > 1) *method = argv[1];
+    if (argc > 2) *seed = (unsigned)strtoul(argv[2], &end, 10);
+    return argc <= 3 && **method != '-' && (argc < 3 || (*argv[2] && !*end));
+}
+
 int main(int argc, char **argv)
 {
-    const char *method = argc > 1 ? argv[1] : "mac";
-    srand(argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 1);
+    const char *method = "mac";
+    unsigned seed = 1;
+    if (argc > 1 && strcmp(argv[1], "--help") == 0) return usage(stdout, 0);
+    if (!read_arguments(argc, argv, &method, &seed)) return usage(stderr, 2);
+    srand(seed);
     abar_context *ctx;
     abar_device *dev;
     abar_optim *optim;

@@ -68,10 +68,20 @@ static abar_status make_setup(abar_context *ctx, const char *out, bool resume, c
     return status;
 }
 
+static int usage(FILE *to, int code)
+{
+    fputs("usage: own_network [OUT [resume]]\n"
+          "OUT: a folder for checkpoints, logs and weights; resume: goes on from its last checkpoint\n",
+          to);
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     const char *out = argc > 1 ? argv[1] : "";
-    const bool resume = argc > 2 && strcmp(argv[2], "resume") == 0;
+    const bool resume = argc > 2;
+    if (strcmp(out, "--help") == 0) return usage(stdout, 0);
+    if (argc > 3 || *out == '-' || (resume && strcmp(argv[2], "resume") != 0)) return usage(stderr, 2);
     int64_t width = 8;
     abar_context *ctx;
     abar_dataset *data = NULL;

@@ -23,6 +23,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=50)
     args = parser.parse_args()
+    if args.steps < 1:
+        parser.error("--steps: at least 1")
     accelerator = Accelerator()
     torch.manual_seed(0)
     y = torch.randint(4, (32 * args.steps,))

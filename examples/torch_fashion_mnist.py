@@ -155,6 +155,12 @@ def main():
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--out", default="torch_fashion_mnist.svg")
     args = parser.parse_args()
+    if args.epochs < 1:
+        parser.error("--epochs: at least 1")
+    if args.limit is not None and args.limit < BATCH:
+        parser.error(f"--limit: at least a batch, {BATCH}")
+    if not Path(args.out).parent.is_dir():
+        parser.error(f"--out: {Path(args.out).parent} is no folder")
     images, labels = load(args.data, "train")
     data, test = (images[: args.limit], labels[: args.limit]), load(args.data, "t10k")
     plot({name: train(name, data, test, args.epochs, args.seed) for name in OPTIMIZERS}, args.out)

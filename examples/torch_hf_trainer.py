@@ -21,6 +21,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=50)
     args = parser.parse_args()
+    if args.steps < 1:
+        parser.error("--steps: at least 1")
     torch.manual_seed(0)
     labels = torch.randint(2, (16 * args.steps,))
     tokens = torch.randint(4, 32, (len(labels), 9)) + 32 * labels[:, None]

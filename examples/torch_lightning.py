@@ -39,6 +39,8 @@ def main():
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--devices", type=int, default=1)
     args = parser.parse_args()
+    if args.steps < 1 or args.devices < 1:
+        parser.error("--steps and --devices: at least 1")
     torch.manual_seed(0)
     y = torch.randint(4, (32 * args.steps,))
     x = torch.rand(len(y), 1, 8, 8) + 0.5 * y[:, None, None, None]  # four classes of brightness

@@ -23,6 +23,8 @@ def main():
     parser.add_argument("--size", type=int, default=32, help="of the images")
     parser.add_argument("--steps", type=int, default=50)
     args = parser.parse_args()
+    if args.steps < 1:
+        parser.error("--steps: at least 1")
     torch.manual_seed(0)
     model = timm.create_model(args.model, img_size=args.size, num_classes=4, depth=2).train()
     groups = timm.optim.param_groups_weight_decay(model, weight_decay=0.05)  # none for biases and norms

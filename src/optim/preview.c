@@ -70,20 +70,28 @@ static abar_status imagine(abar_device *dev, const abar_optim_config *config, im
     return ABAR_OK;
 }
 
+static void forget(abar_device *dev, imagined *i) { abar__free(dev->ctx, i->memory, i->bytes); }
+
+/* The optimizer itself, without its memory. */
+static abar_status imagine_made(abar_device *dev, const abar_optim_config *config, imagined *i, abar_optim **made)
+{
+    ABAR_TRY(imagine(dev, config, i));
+    const abar_status status = abar__optim_imagine(dev, &i->config, made);
+    if (status < 0) forget(dev, i);
+    return status;
+}
+
 /* Planned by making it: what a step needs depends on every size. */
 abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config, size_t *out)
 {
     imagined i;
     abar_optim *made;
     *out = 0;
-    ABAR_TRY(imagine(dev, config, &i));
-    abar_status status = abar__optim_imagine(dev, &i.config, &made);
-    if (status == ABAR_OK) {
-        *out = abar_optim_bytes(made) - made->text_bytes;
-        abar_optim_destroy(made);
-    }
-    abar__free(dev->ctx, i.memory, i.bytes);
-    return status;
+    ABAR_TRY(imagine_made(dev, config, &i, &made));
+    *out = abar_optim_bytes(made) - made->text_bytes;
+    abar_optim_destroy(made);
+    forget(dev, &i);
+    return ABAR_OK;
 }
 
 abar_status abar_optim_plan_pending(abar_device *dev, const abar_optim_config *config, int64_t *out)
@@ -91,14 +99,11 @@ abar_status abar_optim_plan_pending(abar_device *dev, const abar_optim_config *c
     imagined i;
     abar_optim *made;
     *out = 0;
-    ABAR_TRY(imagine(dev, config, &i));
-    abar_status status = abar__optim_imagine(dev, &i.config, &made);
-    if (status == ABAR_OK) {
-        *out = abar_optim_pending_count(made);
-        abar_optim_destroy(made);
-    }
-    abar__free(dev->ctx, i.memory, i.bytes);
-    return status;
+    ABAR_TRY(imagine_made(dev, config, &i, &made));
+    *out = abar_optim_pending_count(made);
+    abar_optim_destroy(made);
+    forget(dev, &i);
+    return ABAR_OK;
 }
 
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
@@ -111,7 +116,7 @@ abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *conf
         status = abar__optim_list_maps(made, &i.config, visit, user);
         abar_optim_destroy(made);
     }
-    abar__free(dev->ctx, i.memory, i.bytes);
+    forget(dev, &i);
     return status;
 }
 
@@ -129,6 +134,6 @@ abar_status abar_optim_plan_params(abar_device *dev, const abar_optim_config *co
         }
         abar_optim_destroy(made);
     }
-    abar__free(dev->ctx, i.memory, i.bytes);
+    forget(dev, &i);
     return status;
 }

@@ -443,6 +443,7 @@ abar_status abar__config_save(abar_trainer *t)
     t->setup->train.accept_data = false; /* it was for this resume alone */
     t->text.length = 0;
     ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
-    ABAR_TRY(abar__text_append(t->ctx, &t->text, "\n", 1));
+    t->text.length--; /* the brace: the file also says what reports need before the first epoch ends */
+    ABAR_TRY(abar__text_printf(t->ctx, &t->text, ", \"steps_per_epoch\": %lld}\n", (long long)t->steps));
     return abar__file_replace(t->ctx, path, t->text.data, t->text.length);
 }

@@ -334,8 +334,8 @@ static abar_status check_validation(abar_context *ctx, const abar_setup *setup)
     const abar_train_config *train = &setup->train;
     if (train->validation > 0.0 && train->limit_test > 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT,
-                          "--limit-test: the test set is not used with --validation, which sweep and tune have unless it is 0, "
-                          "leave it out");
+                          "--limit-test: with --validation a part of the training set is measured, and what sweep and tune "
+                          "choose on all of the test set; leave it out, or give --validation 0");
     if (train->validation_seed == 0) return ABAR_OK;
     if (setup->model->text)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--validation-seed: the end of a text is held out, not a draw, leave it out");

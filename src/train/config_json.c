@@ -106,7 +106,9 @@ static abar_status read_section(abar_context *ctx, const char *label, const cJSO
 
 static abar_status check_root(abar_context *ctx, const char *label, const cJSON *root)
 {
-    static const char *const known[] = {"abar", "train", "images", "model", "optimizer", "curvature", "method", NULL};
+    static const char *const known[] = {"abar",      "train",     "images", "model",
+                                        "optimizer", "curvature", "method", "steps_per_epoch", /* for reports */
+                                        NULL};
     if (!cJSON_IsObject(root))
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: must be a JSON object, is it of another program?", label);
     for (const cJSON *item = root->child; item; item = item->next) {

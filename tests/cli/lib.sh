@@ -74,6 +74,27 @@ one_json_object() {
     if command -v python3 >/dev/null; then python3 -c 'import json, sys; json.load(sys.stdin)' <"$work/stdout"; fi
 }
 
+# appears PATH: waits until there is such a file; a minute is a failure.
+appears() {
+    for _ in {1..3000}; do [[ -e $1 ]] && return 0 || sleep 0.02; done
+    fail "$1 does not appear"
+}
+
+# killed COMMAND FOLDER MOMENT...: kills abar COMMAND, which runs in the background, after every moment, and resumes it; at last it
+# stays dead.
+killed() {
+    local command=$1 folder=$2 moment
+    shift 2
+    for moment in "$@"; do
+        sleep "$moment"
+        kill -9 $! 2>/dev/null
+        wait $! 2>/dev/null
+        "$abar" "$command" --resume "$folder" --quiet &
+    done
+    kill -9 $!
+    wait $! 2>/dev/null
+}
+
 # small ...: flags of a training that takes a fraction of a second.
 small=(--model lenet5 --data synthetic --limit-train 512 --limit-test 128 --batch 32 --epochs 2 --threads 1)
 # explode ...: weight decay multiplies every weight by about -1e6 a step, so that they are infinite within ten steps, whatever

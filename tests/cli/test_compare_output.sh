@@ -65,10 +65,9 @@ refuses "what rules all of them out is refused" 2 "limit-train" compare "${all[@
 times='seconds|seconds_std|ms_per_step|ms_per_step_std|time_ratio|epoch_seconds|epoch_seconds_std|ms_alone|wall_seconds|jobs|side_by_side'
 numbers() { sed -E "s/\"($times)\": ([0-9.e+-]+|null)//g" "$1/compare.json"; }
 going=("${tiny[@]}" --optim mac,sgd --seeds 2 --limit-train 8000 --epochs 3 --batch 16)
-begun() { for _ in {1..500}; do [[ -e $1/compare.json ]] && return 0 || sleep 0.02; done; } # its first run trains
 succeeds "left alone" compare "${going[@]}" --out alone --quiet
 "$abar" compare "${going[@]}" --out stopped >stdout 2>stderr &
-begun stopped
+appears stopped/compare.json # its first run trains
 kill -INT $!
 wait $!
 rc=$?
@@ -81,15 +80,8 @@ succeeds "after SIGINT it goes on" compare --resume stopped
 check "and ends in the same numbers" cmp <(numbers alone) <(numbers stopped)
 mkdir killed
 "$abar" compare "${going[@]}" --out killed/all --quiet &
-begun killed/all
-for moment in 0.05 0.3 0.2; do
-    sleep $moment
-    kill -9 $! 2>/dev/null
-    wait $! 2>/dev/null
-    "$abar" compare --resume killed/all --quiet &
-done
-kill -9 $!
-wait $! 2>/dev/null
+appears killed/all/compare.json
+killed compare killed/all 0.05 0.3 0.2
 succeeds "after kill -9 it goes on" compare --resume killed/all --quiet
 check "and ends in the same numbers after kill -9" cmp <(numbers alone) <(numbers killed/all)
 succeeds "more seeds" compare --resume pipe --seeds 3
@@ -120,7 +112,7 @@ check "the picture says that the device was shared" grep -q '2 shared the device
 check "its time is what it would be alone" grep -q 'scaled to the speed alone' beside/compare.svg
 check "the page says so, too" grep -q 'Up to 2 trainings shared the device' beside/compare.md
 "$abar" compare "${going[@]}" --out halves --jobs 2 >stdout 2>stderr &
-begun halves
+appears halves/compare.json
 kill -INT $!
 wait $!
 rc=$?

@@ -91,10 +91,7 @@ check "a finished run has nothing left to do" says 'Nothing left'
 
 "$abar" train "${small[@]}" --epochs 1000 --out busy >/dev/null 2>&1 &
 owner=$!
-for _ in {1..100}; do
-    if [[ -e busy/state.safetensors ]]; then break; fi
-    sleep 0.1
-done
+appears busy/state.safetensors
 refuses "a folder in use" 1 'busy.*(in use|another)' train --resume busy
 kill -9 $owner && wait $owner 2>/dev/null
 succeeds "a folder no longer in use" train --resume busy --epochs 1000 --stop-after 1 --quiet

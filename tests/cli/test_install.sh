@@ -34,9 +34,30 @@ rc=0
 ./embed nothing >stdout 2>stderr || rc=$?
 check "a method that does not exist is an error" test $rc = 1 -a -s stderr
 
+# explains NAME CODE STREAM ARGUMENTS...: a case: an example ends with its usage, and makes nothing.
+explains() {
+    local name=$1 code=$2 stream=$3
+    shift 3
+    ran="$*"
+    mkdir empty && cd empty || exit 1
+    "../$@" >../stdout 2>../stderr
+    rc=$?
+    cd .. || exit 1
+    check "$name" test $rc = "$code" -a "$(grep -c '^usage: ' "$stream")" = 1 -a "$(cat stdout stderr | wc -l)" = 2
+    check "$name, and nothing is made" rmdir empty
+}
+explains "the example says how it is called" 0 stdout embed --help
+explains "a flag that the example does not have is refused" 2 stderr embed --seed
+explains "a seed that is no number is refused" 2 stderr embed mac two
+explains "a third argument is refused" 2 stderr embed mac 1 2
+
 ran="cc own_network.c with pkg-config"
 # shellcheck disable=SC2046
 check "the example of one's own network builds" cc -std=c11 -Wall -Wextra -Wpedantic -Wshadow -Werror -o own_network "$root/examples/own_network.c" $(pkg-config --cflags --libs abar)
+explains "the example of one's own network says how it is called" 0 stdout own_network --help
+explains "it refuses a flag" 2 stderr own_network --resume
+explains "it refuses another word than resume" 2 stderr own_network out again
+explains "it refuses a third argument" 2 stderr own_network out resume more
 learned() { awk -v from="$1" -v epochs="$2" '/^epoch/ {n++; if ($2 != from + n) bad = 1; last = $(NF - 1)} END {exit bad || n != epochs || last < 95}' stdout; }
 ran="own_network"
 ./own_network >stdout 2>stderr

@@ -54,6 +54,16 @@ check "a value that is cut is told from the others" says '^\[[12]/4\] \.\.[a-z=]
 check "the table has what is tested" says '^optimizer +best at +test acc %$'
 fits "a tuning" tune "${tiny[@]/--limit-test/--limit-train}" --optim sgd,mac --over lr=0.01:0.1 --trials 3 --seeds 2 --out tuned
 check "a verdict is short" says '^  sgd - mac .*told apart$'
+run train "${tiny[@]}" --epochs 1 --optim mac+adamw --out listed/alone
+run compare "${tiny[@]}" --epochs 1 --optim sgd,adamw,mac,nadamw,foof,kfac,eva --out listed/compared
+columns=80 narrow runs listed
+check "a long list is cut, no column is left out for it" says '^folder  .* model .* optim .* epochs '
+check "its beginning is shown" says '^listed/compared +comparison +mlp +sgd,ad[a-z,]*\.\. +7/7 runs '
+check "an optimizer alone is not cut" says '^listed/alone +run +mlp +mac\+adamw +1/1 '
+check "the table fits 80 columns" awk 'length > 80 { exit 1 }' stdout
+columns=200 narrow runs listed
+check "where there is space the list is whole" says ' sgd,adamw,mac,nadamw,foof,kfac,eva  '
+fits "a long list" runs listed
 fits "a mistake" train --modle lenet5
 fits "a failure" train --resume nowhere
 finish

@@ -49,10 +49,7 @@ begin() {
     ran="abar ${long[*]} $*"
     "$abar" "${long[@]}" --out "$folder" "$@" >"$work/stdout" 2>"$work/stderr" </dev/null &
     pid=$!
-    for ((i = 0; i < 600; i++)); do
-        [[ -e $folder/state.safetensors ]] && return
-        sleep 0.1
-    done
+    appears "$folder/state.safetensors"
 }
 succeeds "a longer run" "${long[@]}" --out long --quiet
 begin stopped --ranks 4
@@ -82,7 +79,7 @@ check "going on: the same weights" cmp long/model.safetensors killed/model.safet
 
 "$abar" "${long[@]}" --checkpoint-every 0 --out early --ranks 2 >stdout 2>stderr </dev/null &
 pid=$!
-for ((i = 0; i < 600; i++)); do if [[ -e early/log.jsonl ]]; then break; else sleep 0.1; fi; done
+appears early/log.jsonl
 kill -KILL "$(pgrep -P $pid | tail -n 1)"
 wait $pid
 rc=$?
@@ -205,7 +202,7 @@ refuses "a comparison that was begun without ranks" 2 'plain: was begun on one r
 ran="abar compare --ranks 3, whose rank is killed"
 "$abar" compare "${runs[@]}" --limit-train 8192 --limit-test 50 --micro 4 --epochs 4 --optim sgd --ranks 3 --out lost >stdout 2>stderr &
 pid=$!
-for ((i = 0; i < 100; i++)); do if [[ -e lost/sgd-s0/log.jsonl ]]; then break; else sleep 0.1; fi; done
+appears lost/sgd-s0/log.jsonl
 kill -KILL "$(pgrep -P $pid | tail -n 1)"
 wait $pid
 rc=$?

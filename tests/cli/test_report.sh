@@ -20,6 +20,20 @@ check "--json prints one object" one_json_object
 run report cmp --out again.html
 check "the same runs make the same page" cmp -s other.html again.html
 
+# --- how many steps an epoch has: before the first one ends config.json says it, older runs say nothing ---
+check "config.json says it" grep -q ', "steps_per_epoch": 8}$' one/config.json
+mkdir begun old
+cp one/config.json begun/
+printf '{"step": 4, "loss": 2.25, "lr": 0.1}\n' >begun/log.jsonl
+sed 's/, "steps_per_epoch": 8//' begun/config.json >old/config.json
+cp begun/log.jsonl old/
+succeeds "a page of a run in its first epoch" report begun --out begun.html
+check "it has the steps of an epoch" test "$(grep -o '"steps_per_epoch":[^,}]*' begun.html)" = '"steps_per_epoch":8'
+succeeds "a page of an older run" report old --out old.html
+check "it has none" test "$(grep -o '"steps_per_epoch":[^,}]*' old.html)" = '"steps_per_epoch":null'
+run train --resume one --epochs 4
+check "a run with that member resumes" test $rc = 0
+
 # --- names and lines that would like to be more than text ---
 mkdir hostile
 names=('<script>window.harm=1<!--' $'line\xe2\x80\xa8separator\xff' '"><img src=x onerror=window.harm=3>')

@@ -3,15 +3,16 @@
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
-# suite LINE...: runs tools/test-summary over programs that print and exit as given.
+# suite LINE...: runs tools/test-summary over programs that print and exit as given. Those that sleep are stopped after a second.
 suite() {
-    local n=0 line
+    local n=0 line seconds
     rm -rf suite && mkdir suite
     for line in "$@"; do
         n=$((n + 1))
+        if [[ $line == *sleep* ]]; then seconds=1; else seconds=60; fi
         printf '%s\n' "$line" >suite/program$n
-        printf 'add_test(program%d "/bin/sh" "%s/suite/program%d")\nset_tests_properties(program%d PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 1)\n' \
-            $n "$work" $n $n >>suite/CTestTestfile.cmake
+        printf 'add_test(program%d "/bin/sh" "%s/suite/program%d")\nset_tests_properties(program%d PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT %d)\n' \
+            $n "$work" $n $n "$seconds" >>suite/CTestTestfile.cmake
     done
     ran="test-summary"
     "$root/tools/test-summary" suite >stdout 2>stderr
@@ -26,7 +27,7 @@ suite 'echo "[==========] 6 test(s) run."; echo "[  PASSED  ] 2 test(s)."; echo 
     'echo "3 passed, 1 failed, 2 skipped"; exit 1'
 check "failures and skips inside programs are counted" ends_in '5 passed, 4 failed, 3 skipped'
 check "failure is failure" test $rc != 0
-suite 'echo "4 passed, 0 failed"; kill -SEGV $$' 'kill -SEGV $$' 'exit 77' 'exec sleep 5' 'false'
+suite 'echo "4 passed, 0 failed"; kill -SEGV $$' 'kill -SEGV $$' 'exit 77' 'exec sleep 60' 'false'
 check "crashes, time-outs and skipped programs are counted" ends_in '4 passed, 4 failed, 1 skipped'
 suite "head -c 200000 /dev/zero | tr '\\0' 'x'; echo; echo '7 passed, 0 failed'"
 check "long output is counted" ends_in '7 passed, 0 failed'

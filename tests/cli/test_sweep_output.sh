@@ -56,22 +56,14 @@ check "if all fail it has failed" bash -c "[[ $rc == 1 ]] && grep -q '^abar: swe
 
 # --- going on ---
 going=("${tiny[@]}" --limit-train 8000 --batch 16 --epochs 3 --optim sgd,mac --over lr=0.01,0.1)
-begun() { for _ in {1..500}; do [[ -e $1 ]] && return 0 || sleep 0.02; done; }
 succeeds "left alone" sweep "${going[@]}" --out alone --quiet
 "$abar" sweep "${going[@]}" --out killed --quiet &
-begun killed/sweep.json
-for moment in 0.05 0.3 0.2; do
-    sleep $moment
-    kill -9 $! 2>/dev/null
-    wait $! 2>/dev/null
-    "$abar" sweep --resume killed --quiet &
-done
-kill -9 $!
-wait $! 2>/dev/null
+appears killed/sweep.json
+killed sweep killed 0.05 0.3 0.2
 succeeds "after kill -9 a sweep goes on" sweep --resume killed --quiet
 check "and ends in the same numbers" cmp <(numbers alone/sweep.json) <(numbers killed/sweep.json)
 "$abar" sweep "${going[@]}" --out stopped >stdout 2>stderr &
-begun stopped/sweep.json
+appears stopped/sweep.json
 kill -INT $!
 wait $!
 rc=$?
@@ -117,19 +109,12 @@ run tune --resume tuned --json
 check "tune --json prints one object" one_json_object
 check "tune --json prints what the file holds" cmp -s stdout tuned/tune.json
 "$abar" tune "${tuning[@]}" --out cut --quiet &
-begun cut/tune.json
-for moment in 0.2 0.4 0.6 0.3; do
-    sleep $moment
-    kill -9 $! 2>/dev/null
-    wait $! 2>/dev/null
-    "$abar" tune --resume cut --quiet &
-done
-kill -9 $!
-wait $! 2>/dev/null
+appears cut/tune.json
+killed tune cut 0.2 0.4 0.6 0.3
 succeeds "after kill -9 a tuning goes on" tune --resume cut --quiet
 check "and ends in the same numbers" cmp <(numbers tuned/tune.json) <(numbers cut/tune.json)
 "$abar" tune "${tuning[@]}" --out halted >stdout 2>stderr &
-begun halted/tune.json
+appears halted/tune.json
 kill -INT $!
 wait $!
 rc=$?
@@ -143,7 +128,7 @@ succeeds "a run on the shelf" train "${tiny[@]}" --out shelf/done --quiet
 succeeds "one that stopped early" train "${tiny[@]}" --epochs 9 --stop-after 1 --out shelf/early --quiet
 "$abar" train "${tiny[@]}" --limit-train 60000 --epochs 500 --quiet --out shelf/busy &
 busy=$!
-begun shelf/busy/config.json
+appears shelf/busy/config.json
 run runs shelf
 check "runs are listed" succeeded
 check "one that runs" says '^shelf/busy .* running$'

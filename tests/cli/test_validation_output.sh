@@ -99,7 +99,10 @@ done
 refuses "--validation 1e-9" 2 '--validation 1e-09: holds out none of the 8192 training samples, choose more' train --data synthetic --validation 1e-9 --no-out
 refuses "--validation 1e-9 of a comparison" 2 '--validation 1e-09: holds out none' compare --data synthetic --validation 1e-9 --out none
 refuses "less than a batch" 2 '--batch 128: more than the 126 training samples that --validation leaves' train --data synthetic --limit-train 140 --validation 0.1 --no-out
-refuses "a limit without effect" 2 '--limit-test: the test set is not used with --validation' train --data synthetic --limit-test 100 --validation 0.1 --no-out
+no_effect='--limit-test: with --validation a part of the training set is measured, and what sweep and tune choose on all of the test set; leave it out, or give --validation 0$'
+refuses "a limit without effect" 2 "$no_effect" train --data synthetic --limit-test 100 --validation 0.1 --no-out
+refuses "a limit that a sweep's last test would not have" 2 "$no_effect" sweep --data synthetic --limit-test 100 --over lr=0.1,0.2 --optim sgd --out none
+refuses "a limit that a tuning's last test would not have" 2 "$no_effect" tune --data synthetic --limit-test 100 --over lr=0.1,0.2 --optim sgd --out none
 refuses "a seed without effect" 2 '--validation-seed: there is no validation part' train --data synthetic --validation-seed 1 --no-out
 check "nothing was left behind" test ! -e none -a ! -e other
 finish

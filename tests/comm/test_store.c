@@ -399,7 +399,7 @@ static void rank_that_does_not_come_is_named(void **state)
     (void)state;
     report *r = new_report();
     const int port = free_port();
-    const pid_t pids[] = {start_rank(r, 0, 0, 3, port, TOKEN, 1), start_rank(r, 1, 1, 3, port, TOKEN, 1)};
+    const pid_t pids[] = {start_rank(r, 0, 0, 3, port, TOKEN, 5), start_rank(r, 1, 1, 3, port, TOKEN, 5)};
     end_all(pids, 2);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(atomic_load(&r->status[i]), ABAR_E_PEER);

@@ -224,32 +224,34 @@ static void set_real(bench *b, const abar_option *table, void *config, const cha
     NEED(b, abar_options_set(b->ctx, table, config, name, text));
 }
 
+/* What an update says in keys of its own, beside rate and decay. */
+static void set_own_keys(bench *b, const abar_option *table, void *config, const cJSON *update)
+{
+    static const char *const flags[][3] = {
+        {"nesterov", "nesterov", "true"}, {"decoupled", "decay", "decoupled"}, {"inside", "decay", "inside"}};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (cJSON_IsTrue(cJSON_GetObjectItem(update, flags[i][0])))
+            NEED(b, abar_options_set(b->ctx, table, config, flags[i][1], flags[i][2]));
+    const cJSON *betas = cJSON_GetObjectItem(update, "betas");
+    if (!betas) return;
+    set_real(b, table, config, "beta1", cJSON_GetArrayItem(betas, 0)->valuedouble);
+    set_real(b, table, config, "beta2", cJSON_GetArrayItem(betas, 1)->valuedouble);
+}
+
 /* Without "update": plain gradient descent at rate 1. */
 static void *rule_config(bench *b, const cJSON *update, const char **name, double *lr, double *decay)
 {
-    const cJSON *rule = cJSON_GetObjectItem(update, "rule");
+    const cJSON *rule = cJSON_GetObjectItem(update, "rule"), *options = cJSON_GetObjectItem(update, "options");
     *name = rule ? rule->valuestring : "sgd";
     const abar_rule *r = abar_rule_find(*name);
     assert_non_null(r);
-    void *config = calloc(1, r->config_size);
-    abar_options_default(r->options, config);
+    int used = 0;
+    void *config = configured(b, r->options, r->config_size, options, &used);
+    assert_int_equal(used, options ? cJSON_GetArraySize(options) : 0); /* no flag is unknown */
     *lr = number(update, "lr", 1.0);
     *decay = number(update, "weight_decay", 0.0);
-    if (strcmp(*name, "sgd") == 0) {
-        set_real(b, r->options, config, "momentum", number(update, "momentum", 0.0));
-        if (cJSON_IsTrue(cJSON_GetObjectItem(update, "nesterov")))
-            NEED(b, abar_options_set(b->ctx, r->options, config, "nesterov", "true"));
-        if (cJSON_IsTrue(cJSON_GetObjectItem(update, "decoupled")))
-            NEED(b, abar_options_set(b->ctx, r->options, config, "decay", "decoupled"));
-        if (cJSON_IsTrue(cJSON_GetObjectItem(update, "inside")))
-            NEED(b, abar_options_set(b->ctx, r->options, config, "decay", "inside"));
-        return config;
-    }
-    const cJSON *betas = cJSON_GetObjectItem(update, "betas");
-    if (betas) {
-        set_real(b, r->options, config, "beta1", cJSON_GetArrayItem(betas, 0)->valuedouble);
-        set_real(b, r->options, config, "beta2", cJSON_GetArrayItem(betas, 1)->valuedouble);
-    }
+    if (strcmp(*name, "sgd") == 0) set_real(b, r->options, config, "momentum", number(update, "momentum", 0.0));
+    set_own_keys(b, r->options, config, update);
     return config;
 }
 
@@ -376,17 +378,30 @@ static void observe(bench *b, abar_optim *optim, int index, const layer_data *l,
     free(p.data);
 }
 
+static void show_input(bench *b, abar_optim *optim, int map, const abar_tensor *t)
+{
+    abar_tensor input = offered(b, t, b->dtype);
+    NEED(b, abar_optim_calibrate(optim, map, &input));
+    release(b, &input);
+}
+
+/* The training set of a map is inputs of its own, or those of the steps that the case lists. */
 static void calibrate(bench *b, abar_optim *optim)
 {
+    const cJSON *steps = cJSON_GetObjectItem(b->info, "calibrate");
     int map = 0;
     for (int i = 0; i < b->n; i++) {
-        if (!b->layer[i].is_map) continue;
-        for (int part = 0; part < 2 && abar_optim_wants_calibration(optim, map); part++) {
+        const layer_data *l = &b->layer[i];
+        if (!l->is_map) continue;
+        for (int part = 0; !steps && part < 2 && abar_optim_wants_calibration(optim, map); part++) {
             abar_tensor t;
-            assert_true(find(b->shared, &t, "layers.%s.%s", b->layer[i].name, part ? "calib1" : "calib0"));
-            abar_tensor input = offered(b, &t, b->dtype);
-            NEED(b, abar_optim_calibrate(optim, map, &input));
-            release(b, &input);
+            assert_true(find(b->shared, &t, "layers.%s.%s", l->name, part ? "calib1" : "calib0"));
+            show_input(b, optim, map, &t);
+        }
+        for (const cJSON *k = steps ? steps->child : NULL; k; k = k->next) {
+            const abar_tensor t = step_of(&l->x, (int64_t)k->valuedouble);
+            assert_true(abar_optim_wants_calibration(optim, map));
+            show_input(b, optim, map, &t);
         }
         map++;
     }

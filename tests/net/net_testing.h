@@ -94,4 +94,35 @@ static inline double distance(const abar_tensor *a, const abar_tensor *b)
     return size > 0.0 ? worst / size : worst;
 }
 
+static inline void *failing_alloc(void *left, size_t bytes, size_t align)
+{
+    return (*(int *)left)-- > 0 ? aligned_alloc(align, abar__round_up(bytes, align)) : NULL;
+}
+
+static inline void failing_release(void *left, void *memory, size_t bytes)
+{
+    (void)left, (void)bytes;
+    free(memory);
+}
+
+/* An allocator that fails at the k-th call, for every k: compile reports it, and nothing leaks. */
+static inline void check_failing_allocations(void (*build)(abar_net *net))
+{
+    int left;
+    const abar_context_config config = {.size = sizeof config, .allocator = {failing_alloc, failing_release, &left}};
+    abar_status status = ABAR_E_MEMORY;
+    for (int k = 3; status == ABAR_E_MEMORY; k++) {
+        left = 1 << 30;
+        fixture f = {0};
+        assert_int_equal(abar_context_create(&config, &f.ctx), ABAR_OK);
+        OK(f.ctx, abar_device_open(f.ctx, "ref", NULL, &f.dev));
+        OK(f.ctx, abar_net_create(f.ctx, &f.net));
+        left = k;
+        build(f.net);
+        status = compile(&f, 2, true);
+        assert_true(status == ABAR_OK || status == ABAR_E_MEMORY);
+        fixture_close(&f);
+    }
+}
+
 #endif

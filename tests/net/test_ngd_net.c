@@ -30,6 +30,10 @@ static const golden_case cases[] = {
     {"mc", "mc:3", "full", "0.1", false},
     {"norm", "empirical", "full", "0.1", true},
     {"norm_exact", "exact", "layer", "0.2", true},
+    {"mc_layer", "mc:2", "layer", "0.1", false},
+    {"mc_one", "mc:1", "full", "0.1", false},
+    {"norm_mc", "mc:2", "full", "0.2", true},
+    {"norm_exact_full", "exact", "full", "0.2", true},
 };
 
 typedef struct lab {

@@ -383,36 +383,10 @@ static void sequence_memory_grows_with_the_tokens_alone(void **state)
     assert_true((double)arena[1] < 2.1 * (double)arena[0]);
 }
 
-static int allocations_left;
-static void *failing_alloc(void *user, size_t bytes, size_t align)
-{
-    (void)user;
-    return allocations_left-- > 0 ? aligned_alloc(align, abar__round_up(bytes, align)) : NULL;
-}
-static void failing_release(void *user, void *memory, size_t bytes)
-{
-    (void)user;
-    (void)bytes;
-    free(memory);
-}
-
 static void sequence_every_failing_allocation_is_survived(void **state)
 {
     (void)state;
-    abar_context_config config = {.size = sizeof config, .allocator = {failing_alloc, failing_release, NULL}};
-    abar_status status = ABAR_E_MEMORY;
-    for (int k = 3; status == ABAR_E_MEMORY; k++) {
-        allocations_left = 1 << 30;
-        fixture f = {0};
-        assert_int_equal(abar_context_create(&config, &f.ctx), ABAR_OK);
-        OK(f.ctx, abar_device_open(f.ctx, "ref", NULL, &f.dev));
-        OK(f.ctx, abar_net_create(f.ctx, &f.net));
-        allocations_left = k;
-        build_small_gpt(f.net);
-        status = compile(&f, 2, true);
-        assert_true(status == ABAR_OK || status == ABAR_E_MEMORY);
-        fixture_close(&f);
-    }
+    check_failing_allocations(build_small_gpt);
 }
 
 int main(void)

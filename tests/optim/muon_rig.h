@@ -59,14 +59,18 @@ static inline abar_layer *rig_layer(rig *r, int weight, int bias)
     return l;
 }
 
+/* What makes the rig's optimizer; config: the rule's. */
+static inline abar_optim_config rig_config(const rig *r, const char *rule, const void *config)
+{
+    return ABAR_CONFIG(abar_optim_config, .rule = rule, .rule_config = config, .params = r->f.params, .n_params = r->f.n,
+                       .layers = r->layers, .n_layers = r->n_layers, .base_lr = 0.02);
+}
+
 static inline abar_status rig_try_rule(rig *r, const char *rule, const char *const *settings)
 {
     void *config = fixture_config(&r->f, rule, settings);
-    const abar_status status =
-        abar_optim_create(r->f.dev,
-                          &ABAR_CONFIG(abar_optim_config, .rule = rule, .rule_config = config, .params = r->f.params,
-                                       .n_params = r->f.n, .layers = r->layers, .n_layers = r->n_layers, .base_lr = 0.02),
-                          &r->optim);
+    const abar_optim_config c = rig_config(r, rule, config);
+    const abar_status status = abar_optim_create(r->f.dev, &c, &r->optim);
     free(config);
     return status;
 }
@@ -84,6 +88,37 @@ static inline void rig_open_mixed(rig *r, const char *device, const char *rule, 
     rig_layer(r, 0, 1);
     rig_layer(r, 2, -1);
     if (rig_try_rule(r, rule, settings) != ABAR_OK) fail_msg("%s", abar_context_error(r->f.ctx));
+}
+
+/* On one device: what is planned for the mixed parameters is what an optimizer takes and says, and its steps take no more. */
+static inline void rig_check_bytes(const char *device, const char *rule, const char *const *settings)
+{
+    rig r;
+    size_t planned, names_bytes = 3 * 3 + 16 + 1 + 2 + 1; /* "p0", ... and the longest label */
+    rig_open_mixed(&r, device, rule, settings);
+    void *config = fixture_config(&r.f, rule, settings);
+    const abar_optim_config c = rig_config(&r, rule, config);
+    assert_int_equal(abar_optim_plan_bytes(r.f.dev, &c, &planned), ABAR_OK);
+    assert_int_equal(planned + names_bytes, abar_optim_bytes(r.optim));
+    const size_t before = abar_context_memory(r.f.ctx).now;
+    for (int k = 0; k < 3; k++) fixture_step(r.optim, 0.02, 0.0, 0.0);
+    assert_int_equal(abar_context_memory(r.f.ctx).now, before);
+    abar_optim_destroy(r.optim);
+    r.optim = NULL;
+    const size_t without = abar_context_memory(r.f.ctx).now;
+    assert_int_equal(abar_optim_create(r.f.dev, &c, &r.optim), ABAR_OK);
+    assert_int_equal(abar_context_memory(r.f.ctx).now - without, abar_optim_bytes(r.optim));
+    free(config);
+    rig_close(&r);
+}
+
+/* Whether a made optimizer takes these settings of its rule. */
+static inline abar_status rig_set(rig *r, const char *rule, const char *const *settings)
+{
+    void *config = fixture_config(&r->f, rule, settings);
+    const abar_status status = abar_optim_set_rule(r->optim, config);
+    free(config);
+    return status;
 }
 
 /* Largest difference of b's elements and those of a from `first` on, relative to the largest of b. */

@@ -79,16 +79,10 @@ static void muon_takes_new_settings(void **state)
     (void)state;
     rig r;
     open_mixed(&r, "ref", NULL);
-    void *config = fixture_config(&r.f, "muon", SETTINGS("muon-adjust=none", "aux-lr=1e-3"));
-    assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_OK);
+    assert_int_equal(rig_set(&r, "muon", SETTINGS("muon-adjust=none", "aux-lr=1e-3")), ABAR_OK);
     assert_true(fabs(abar_optim_param_info(r.optim, 1)->lr_scale - 0.05) < 1e-12); /* 1e-3 / 0.02 */
-    free(config);
     const char *const *refused[] = {SETTINGS("momentum=0"), SETTINGS("normuon=true"), SETTINGS("muon-skip=p0")};
-    for (int i = 0; i < 3; i++) {
-        config = fixture_config(&r.f, "muon", refused[i]);
-        assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_E_ARGUMENT);
-        free(config);
-    }
+    for (int i = 0; i < 3; i++) assert_int_equal(rig_set(&r, "muon", refused[i]), ABAR_E_ARGUMENT);
     fixture_step(r.optim, 0.02, 0.0, 0.0);
     rig_close(&r);
 }
@@ -96,24 +90,7 @@ static void muon_takes_new_settings(void **state)
 static void muon_plans_its_bytes(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++) {
-        rig r;
-        size_t planned, names_bytes = 3 * 3 + 16 + 1 + 2 + 1; /* "p0", ... and the longest label */
-        open_mixed(&r, devices[d], NULL);
-        void *config = fixture_config(&r.f, "muon", NULL);
-        abar_optim_config c = {.size = sizeof c,
-                               .rule = "muon",
-                               .rule_config = config,
-                               .params = r.f.params,
-                               .n_params = 3,
-                               .layers = r.layers,
-                               .n_layers = 2,
-                               .base_lr = 0.02};
-        assert_int_equal(abar_optim_plan_bytes(r.f.dev, &c, &planned), ABAR_OK);
-        assert_int_equal(planned + names_bytes, abar_optim_bytes(r.optim));
-        free(config);
-        rig_close(&r);
-    }
+    for (int d = 0; d < 2; d++) rig_check_bytes(devices[d], "muon", NULL);
 }
 
 /* ---- numbers that go wrong --------------------------------------------------------------------------------------------- */

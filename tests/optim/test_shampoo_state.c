@@ -53,32 +53,7 @@ static void shampoo_without_graft_and_momentum_keeps_factors_alone(void **state)
 static void shampoo_plans_its_bytes(void **state)
 {
     (void)state;
-    for (int d = first_device(); d < 2; d++) {
-        rig r;
-        size_t planned, names_bytes = 3 * 3 + 16 + 1 + 2 + 1; /* "p0", ... and the longest label */
-        open_mixed(&r, devices[d], SETTINGS("graft=adam", "shampoo-block=7"));
-        void *config = fixture_config(&r.f, "shampoo", SETTINGS("graft=adam", "shampoo-block=7"));
-        abar_optim_config c = {.size = sizeof c,
-                               .rule = "shampoo",
-                               .rule_config = config,
-                               .params = r.f.params,
-                               .n_params = 3,
-                               .layers = r.layers,
-                               .n_layers = 2,
-                               .base_lr = 0.02};
-        assert_int_equal(abar_optim_plan_bytes(r.f.dev, &c, &planned), ABAR_OK);
-        assert_int_equal(planned + names_bytes, abar_optim_bytes(r.optim));
-        const size_t before = abar_context_memory(r.f.ctx).now;
-        for (int k = 0; k < 3; k++) fixture_step(r.optim, 0.02, 0.0, 0.0);
-        assert_int_equal(abar_context_memory(r.f.ctx).now, before);
-        abar_optim_destroy(r.optim);
-        r.optim = NULL;
-        const size_t without = abar_context_memory(r.f.ctx).now;
-        assert_int_equal(abar_optim_create(r.f.dev, &c, &r.optim), ABAR_OK);
-        assert_int_equal(abar_context_memory(r.f.ctx).now - without, abar_optim_bytes(r.optim));
-        free(config);
-        rig_close(&r);
-    }
+    for (int d = first_device(); d < 2; d++) rig_check_bytes(devices[d], "shampoo", SETTINGS("graft=adam", "shampoo-block=7"));
 }
 
 static void shampoo_takes_new_settings(void **state)
@@ -86,15 +61,9 @@ static void shampoo_takes_new_settings(void **state)
     (void)state;
     rig r;
     open_mixed(&r, "ref", NULL);
-    void *config = fixture_config(&r.f, "shampoo", SETTINGS("shampoo-eps=1e-3", "shampoo-freq=4", "beta1=0.5"));
-    assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_OK);
-    free(config);
+    assert_int_equal(rig_set(&r, "shampoo", SETTINGS("shampoo-eps=1e-3", "shampoo-freq=4", "beta1=0.5")), ABAR_OK);
     const char *const *refused[] = {SETTINGS("beta1=0"), SETTINGS("graft=adam"), SETTINGS("shampoo-block=4")};
-    for (int i = 0; i < 3; i++) {
-        config = fixture_config(&r.f, "shampoo", refused[i]);
-        assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_E_ARGUMENT);
-        free(config);
-    }
+    for (int i = 0; i < 3; i++) assert_int_equal(rig_set(&r, "shampoo", refused[i]), ABAR_E_ARGUMENT);
     fixture_step(r.optim, 0.02, 0.0, 0.0);
     rig_close(&r);
 }

@@ -53,27 +53,7 @@ static void soap_names_its_state(void **state)
 static void soap_plans_its_bytes(void **state)
 {
     (void)state;
-    for (int d = first_device(); d < 2; d++) {
-        rig r;
-        size_t planned, names_bytes = 3 * 3 + 16 + 1 + 2 + 1; /* "p0", ... and the longest label */
-        open_mixed(&r, devices[d], SETTINGS("soap-factors=kl"));
-        void *config = fixture_config(&r.f, "soap", SETTINGS("soap-factors=kl"));
-        abar_optim_config c = {.size = sizeof c,
-                               .rule = "soap",
-                               .rule_config = config,
-                               .params = r.f.params,
-                               .n_params = 3,
-                               .layers = r.layers,
-                               .n_layers = 2,
-                               .base_lr = 0.02};
-        assert_int_equal(abar_optim_plan_bytes(r.f.dev, &c, &planned), ABAR_OK);
-        assert_int_equal(planned + names_bytes, abar_optim_bytes(r.optim));
-        const size_t before = abar_context_memory(r.f.ctx).now;
-        for (int k = 0; k < 3; k++) fixture_step(r.optim, 0.02, 0.0, 0.0);
-        assert_int_equal(abar_context_memory(r.f.ctx).now, before);
-        free(config);
-        rig_close(&r);
-    }
+    for (int d = first_device(); d < 2; d++) rig_check_bytes(devices[d], "soap", SETTINGS("soap-factors=kl"));
 }
 
 static void soap_takes_new_settings(void **state)
@@ -81,15 +61,9 @@ static void soap_takes_new_settings(void **state)
     (void)state;
     rig r;
     open_mixed(&r, "ref", NULL);
-    void *config = fixture_config(&r.f, "soap", SETTINGS("eps=1e-3", "soap-freq=4", "beta1=0.5", "normalize=true"));
-    assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_OK);
-    free(config);
+    assert_int_equal(rig_set(&r, "soap", SETTINGS("eps=1e-3", "soap-freq=4", "beta1=0.5", "normalize=true")), ABAR_OK);
     const char *const *refused[] = {SETTINGS("max-dim=12"), SETTINGS("soap-factors=kl"), SETTINGS("soap-conv=modes")};
-    for (int i = 0; i < 3; i++) {
-        config = fixture_config(&r.f, "soap", refused[i]);
-        assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_E_ARGUMENT);
-        free(config);
-    }
+    for (int i = 0; i < 3; i++) assert_int_equal(rig_set(&r, "soap", refused[i]), ABAR_E_ARGUMENT);
     fixture_step(r.optim, 0.02, 0.0, 0.0);
     rig_close(&r);
 }
@@ -105,9 +79,7 @@ static void rules_with_blocks_refuse_other_parts(void **state)
         rig_open(&r, "ref", one, 1);
         rig_layer(&r, 0, -1)->attention = (abar_attention){.heads = 2, .value_row = 8, .value_rows = 4};
         assert_int_equal(rig_try_rule(&r, rules[i], NULL), ABAR_OK);
-        void *config = fixture_config(&r.f, rules[i], SETTINGS("split=none"));
-        assert_int_equal(abar_optim_set_rule(r.optim, config), ABAR_E_ARGUMENT);
-        free(config);
+        assert_int_equal(rig_set(&r, rules[i], SETTINGS("split=none")), ABAR_E_ARGUMENT);
         fixture_step(r.optim, 0.02, 0.0, 0.0);
         rig_close(&r);
     }

@@ -1,6 +1,11 @@
-"""Clipping and the update rules of methods.md section 8, in numpy, one tensor at a time."""
+"""Clipping and the update rules of methods.md section 8, in numpy, one tensor at a time; others are those of adams.py and shampoo.py."""
+
+import functools
 
 import numpy as np
+
+import adams
+import shampoo
 
 
 def clip(grads, limit):
@@ -46,4 +51,43 @@ class AdamW:
         self.weight = self.weight - self.lr * self.decay * self.weight - self.lr * first / (np.sqrt(second) + self.eps)
 
 
-RULES = {"sgd": Sgd, "adamw": AdamW}
+def with_options(defaults, options):
+    """defaults, and options as on the command line."""
+    return {**defaults, **{key: type(defaults[key])(value) for key, value in (options or {}).items()}}
+
+
+class Adams:
+    """A rule of adams.py, at a constant rate."""
+
+    def __init__(self, weight, rule, lr, weight_decay=0.0, options=None):
+        settings = with_options({**adams.DEFAULTS, **adams.OWN[rule]}, options)
+        self.one, self.lr = adams.make(rule, weight, {**settings, "weight_decay": weight_decay}), lr
+
+    @property
+    def weight(self):
+        return self.one.w
+
+    def step(self, grad):
+        self.one.step(grad, self.lr)
+
+
+class Shampoo:
+    def __init__(self, weight, lr, weight_decay=0.0, options=None):
+        settings = with_options(shampoo.DEFAULTS, options)
+        self.one, self.shape = shampoo.Shampoo(weight, {**settings, "lr": lr, "weight_decay": weight_decay}), weight.shape
+
+    @property
+    def weight(self):
+        return self.one.w.reshape(self.shape)
+
+    def step(self, grad):
+        self.one.step(grad)
+
+
+RULES = {
+    "sgd": Sgd,
+    "adamw": AdamW,
+    "nadamw": functools.partial(Adams, rule="nadamw"),
+    "sfadamw": functools.partial(Adams, rule="sfadamw"),
+    "shampoo": Shampoo,
+}

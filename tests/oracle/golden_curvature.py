@@ -269,6 +269,34 @@ def add_rules(cases):
     cases.add("adamw_skip", layers, poison=bad, update=adamw)
 
 
+def calibrated_cases():
+    """Calibration on the data set in front of rules; the first step may be skipped, and the decay inside."""
+    updates = {
+        "sgd": {"rule": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-2},
+        "inside": {"rule": "sgd", "lr": 0.1, "momentum": 0.5, "weight_decay": 5e-2, "inside": True},
+        "adamw": {"rule": "adamw", "lr": 0.03, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.5},
+        "nadamw": {"rule": "nadamw", "lr": 0.03, "weight_decay": 0.5, "options": {"beta1": "0.8"}},
+        "sfadamw": {"rule": "sfadamw", "lr": 0.1, "weight_decay": 0.1, "options": {"beta2": "0.99"}},
+        "shampoo": {
+            "rule": "shampoo",
+            "lr": 0.1,
+            "weight_decay": 0.1,
+            "options": {"shampoo-block": "8", "shampoo-freq": "2", "shampoo-eps": "0.01", "shampoo-beta": "0.9", "graft": "sgd"},
+        },
+    }
+    layers, found = ["image", "fc", "gain"], {}
+    for method in ("mac", "smac"):
+        cases = Cases(method)
+        for choice in ("mean", "cov"):
+            for rule, update in updates.items():
+                options = {"first-layer": f"dataset-{choice}"}
+                cases.add(f"{method}_{choice}_{rule}", layers, options, steps=20, update=update)
+            bad = [poison("gw", 0, "fc", 2)]
+            cases.add(f"{method}_{choice}_skip", layers, options, update=updates["adamw"], poison=bad)
+        found.update(cases.cases)
+    return found
+
+
 def smac_cases():
     cases = Cases("smac")
     cases.add_common()
@@ -469,6 +497,7 @@ FILES = {
     "skfac": skfac_cases,
     "kpsvd": kpsvd_cases,
     "mfac": mfac_cases,
+    "calibrated": calibrated_cases,
     "begun": begun_cases,
     "parts": parts_cases,
 }

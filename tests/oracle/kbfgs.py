@@ -99,6 +99,13 @@ class Kbfgs:
         self.average = {at: np.zeros_like(w) for at, w in weights.items()}
         self.maps = [Side(layer, g, options) for layer in layers if layer.kind != "parameter" for g in range(layer.groups)]
 
+    def calibrate(self, batches):
+        """batches: layer -> its inputs, one pass over the training set before step 0."""
+        for m in self.maps:
+            a = np.concatenate([m.layer.input_rows(x, m.group) for x in batches[m.layer.name]])
+            flat = a.reshape(-1, a.shape[2])
+            m.start(flat.T @ flat / flat.shape[0])
+
     def matrix(self, m, tensors):
         return m.layer.matrix(tensors[m.layer.name, "w"], tensors.get((m.layer.name, "b")), m.group)
 
@@ -155,6 +162,12 @@ def cases():
     add("clip", small + ["gain"], weight_decay=0.05, clip=0.5)
     add("parts", small, momentum=0.5, parts=[1, 2], scales=[1.0, 1.0])
     add("zero_grad", golden_curvature.PAIR, momentum=0.0, steps=7, zero_grad=[0, 5])
+    first = {"first-pass": "true"}
+    add("first_pass", golden_curvature.ALL, first, calibrate=[5, 2], steps=7)
+    add("first_pass_one_step", small, first, calibrate=[5, 2], momentum=0.0, steps=1)
+    add("first_pass_decay", small, {**first, "stat-decay": "0.5"}, calibrate=[3, 4, 6], weight_decay=0.05)
+    add("first_pass_pairs", small, {**first, "kbfgs-pairs": "4"}, calibrate=[1], momentum=0.5)
+    add("first_pass_bad_grad", small, first, calibrate=[5], steps=7, poison=[golden_curvature.poison("gw", 0, "fc", 3)])
     add("bad_grad", small, steps=7, poison=[golden_curvature.poison("gw", 2, "grouped", 7)])
     add("bad_first_grad", small, steps=7, poison=[golden_curvature.poison("gw", 0, "fc", 3, "inf")])
     return made.cases
@@ -169,8 +182,11 @@ def run(case, data):
     update = {key: value for key, value in case["update"].items() if key != "rule"}
     method, skipped = Kbfgs(layers, case["options"], weights, **update), []
 
+    maps = [name for name in names if "x" in data[name]]
+    if "calibrate" in case:
+        method.calibrate({name: [data[name]["x"][k].astype(np.float64) for k in case["calibrate"]] for name in maps})
+
     def batch(k):
-        maps = [name for name in names if "x" in data[name]]
         return {name: tuple(data[name][key][k % steps].astype(np.float64) for key in "xp") for name in maps}
 
     for k in range(case["steps"]):

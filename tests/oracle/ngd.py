@@ -26,6 +26,10 @@ CASES = {
     "mc": ("mc:3", "full", 0.1, False),
     "norm": ("empirical", "full", 0.1, True),
     "norm_exact": ("exact", "layer", 0.2, True),
+    "mc_layer": ("mc:2", "layer", 0.1, False),
+    "mc_one": ("mc:1", "full", 0.1, False),
+    "norm_mc": ("mc:2", "full", 0.2, True),
+    "norm_exact_full": ("exact", "full", 0.2, True),
 }
 
 

@@ -1,4 +1,5 @@
-"""The examples with other people's packages: each runs as it is written, and learns. What is not installed is skipped."""
+"""The examples with other people's packages: each runs as it is written, and learns. What is not installed is skipped. Arguments that
+cannot work are refused in one line."""
 
 import importlib.util
 import re
@@ -29,6 +30,25 @@ class Examples(Case):
 
     def test_timm_learns(self):
         self.learns("timm", "torch_timm.py")
+
+    def refuses(self, package, name, *arguments):
+        if importlib.util.find_spec(package) is None:
+            self.skipTest(f"there is no {package}")
+        process = start_python(support.ROOT / "examples" / name, *arguments)
+        output, _ = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 2, output)
+        self.assertRegex(output.splitlines()[-1], f"^{name}: error: {arguments[0]}.*: ")
+
+    def test_fashion_mnist_refuses_what_cannot_work(self):
+        for arguments in (("--epochs", 0), ("--limit", 127), ("--out", "/no/such/folder/x.svg")):
+            with self.subTest(arguments=arguments):
+                self.refuses("torch", "torch_fashion_mnist.py", *arguments)
+
+    def test_no_steps_are_refused(self):
+        packages = {"accelerate": "accelerate", "lightning": "lightning", "hf_trainer": "transformers", "timm": "timm"}
+        for name, package in packages.items():
+            with self.subTest(name):
+                self.refuses(package, f"torch_{name}.py", "--steps", 0)
 
 
 if __name__ == "__main__":

@@ -364,7 +364,8 @@ static void validation_that_makes_no_sense_is_refused(void **state)
     check_refused(f, make_setup(f, "lenet5", "sgd", "limit-train=100 batch=91 validation=0.1"),
                   "--batch 91: more than the 90 training samples that --validation leaves, choose less");
     check_refused(f, make_setup(f, "lenet5", "sgd", "limit-train=100 limit-test=10 batch=8 validation=0.1"),
-                  "--limit-test: the test set is not used with --validation");
+                  "--limit-test: with --validation a part of the training set is measured, and what sweep and tune choose on "
+                  "all of the test set");
     check_refused(f, make_setup(f, "lenet5", "sgd", "limit-train=100 batch=8 validation-seed=1"),
                   "there is no validation part");
     check_refused(f, text_setup(f, "sgd", "validation=0.1 validation-seed=1"), "the end of a text is held out");

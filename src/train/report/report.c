@@ -140,17 +140,20 @@ static abar_status put_numbers(abar__report *r, abar__text *out, int folder, boo
     return status;
 }
 
-/* What config.json says, and report.json of a compared run. */
+/* What config.json says, and report.json of a compared run. Before its epochs end a log does not say how many steps they have;
+ * config.json does, beside the settings, or in older runs the report. */
 static abar_status put_settings(abar__report *r, abar__text *out, int folder)
 {
+    static const char steps[] = "steps_per_epoch";
     cJSON *result, *config = NULL;
     abar_status status = read_object(r, folder, "report.json", &result);
     if (status >= 0) status = read_object(r, folder, "config.json", &config);
     const char *label = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(result, "label"));
     if (status >= 0) status = abar__report_string(r->ctx, out, "label", label);
     if (status >= 0) status = abar__report_number(r->ctx, out, "seed", abar__report_member(result, "seed"));
-    if (status >= 0)
-        status = abar__report_number(r->ctx, out, "steps_per_epoch", abar__report_member(result, "steps_per_epoch"));
+    const bool says = cJSON_GetObjectItemCaseSensitive(config, steps) != NULL;
+    if (status >= 0) status = abar__report_number(r->ctx, out, steps, abar__report_member(says ? config : result, steps));
+    cJSON_DeleteItemFromObjectCaseSensitive(config, steps);
     if (status >= 0) status = abar__report_value(r->ctx, out, "config", cJSON_IsObject(config) ? config : NULL);
     cJSON_Delete(result);
     cJSON_Delete(config);

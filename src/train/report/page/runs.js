@@ -4,7 +4,8 @@
 let data = null;
 let families = []; /* runs that differ in their seed alone */
 
-/* A log's line of an epoch says how many steps there were; before the first one a comparison may know. null: it is not known. */
+/* A log's line of an epoch says how many steps there were, and config.json how many there will be. Older runs may say neither. null: it
+   is not known. */
 function stepsPerEpoch(run) {
   const {epoch = [], step = []} = run.epochs;
   for (let i = epoch.length - 1; i >= 0; i--) if (step[i] > 0) return step[i] / epoch[i];
