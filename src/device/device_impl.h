@@ -54,9 +54,11 @@ struct abar__update_scalars {
 
 #define ABAR_DEVICE_IDENTITY 32
 
-/* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
+typedef enum abar__side { ABAR_SIDE_STATS, ABAR_SIDE_RANKS, ABAR_SIDES } abar__side; /* statistics; exchanges of ranks */
+
 #define ABAR_LATE_MARKS 16
 
+/* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
 typedef struct abar__stream_ops {
     abar_status (*wait)(abar_device *dev); /* for all that was given; its failures are told here */
     abar_status (*set_stream)(abar_device *dev, void *stream);
@@ -68,12 +70,13 @@ typedef struct abar__stream_ops {
     abar_status (*capture_end)(abar_device *dev, void **graph);
     abar_status (*replay)(abar_device *dev, void *graph);
     void (*forget)(abar_device *dev, void *graph); /* NULL: nothing */
-    /* What is given between begin and end runs beside what follows, until join: for work that only reads. */
-    abar_status (*side_begin)(abar_device *dev);
-    abar_status (*side_end)(abar_device *dev);
-    abar_status (*side_join)(abar_device *dev);
+    /* What is given between begin and end runs beside what follows, until join: for work that only reads what follows reads. A
+     * side's work is in order; begin and end do not nest. */
+    abar_status (*side_begin)(abar_device *dev, abar__side side);
+    abar_status (*side_end)(abar_device *dev, abar__side side);
+    abar_status (*side_join)(abar_device *dev, abar__side side);
     /* What backward has left to run beside the queue so far (args->late), and where `side` is set what was given between begin
-     * and end, too, gets a number below ABAR_LATE_MARKS; the queue waits for what has got it last. */
+     * and end of the side of statistics, too, gets a number below ABAR_LATE_MARKS; the queue waits for what has got it last. */
     abar_status (*late_mark)(abar_device *dev, int number, bool side);
     abar_status (*late_join)(abar_device *dev, int number);
     /* Marks in the queue: created, set, waited for, and the milliseconds between two that have passed. */

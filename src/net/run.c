@@ -137,16 +137,16 @@ static abar_status backward_step(abar_net *net, int s, bool accumulate, const ab
     step->args.accumulate = accumulate;
     step->args.late = step->op->can_be_late && (beside || !observes) && !net->profile;
     if (beside) {
-        ABAR_TRY(stream->side_begin(net->dev));
+        ABAR_TRY(stream->side_begin(net->dev, ABAR_SIDE_STATS));
         abar_status status = observer->observe(observer->user, step->layer, &net->layers[step->layer]);
-        ABAR_TRY(stream->side_end(net->dev));
+        ABAR_TRY(stream->side_end(net->dev, ABAR_SIDE_STATS));
         ABAR_TRY(status);
     }
     if (!step->op->y_is_x && !step->passes_dy) ABAR_TRY(abar__op_backward(step->op, &step->args));
     if (step->args.late)
         ABAR_TRY(stream->late_mark(net->dev, s % ABAR_LATE_MARKS, beside));
     else if (beside)
-        ABAR_TRY(stream->side_join(net->dev));
+        ABAR_TRY(stream->side_join(net->dev, ABAR_SIDE_STATS));
     for (int i = 0; i < step->op->desc.n_in; i++)
         if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
     ABAR_TRY(abar__profile_backward(net, s, false));
@@ -155,8 +155,38 @@ static abar_status backward_step(abar_net *net, int s, bool accumulate, const ab
     return observer->observe(observer->user, step->layer, &net->layers[step->layer]);
 }
 
+/* Whether backward passes before step s add to the gradient of this parameter. */
+static bool is_complete(const abar_net *net, int param, int s)
+{
+    for (int i = 0; i < s; i++) {
+        const abar__step *step = &net->steps[i];
+        for (int k = 0; step->node >= 0 && abar__goes_back(net, step) && k < ABAR_OP_MAX_PARAM; k++)
+            if (net->nodes[step->node].param[k] == param) return false;
+    }
+    return true;
+}
+
+/* Steps n_steps - 1 to s have been given; those of them that are late and were not waited for yet are not done. *params: those
+ * from this one on are complete, and stay so; it falls. */
+static abar_status tell_complete(const abar_net *net, int s, const abar__grad_watcher *watcher, int *params)
+{
+    const int before = *params;
+    int done = s;
+    for (int k = s; k < net->n_steps && k <= s + ABAR_NET_LATE; k++)
+        if (net->steps[k].args.late) done = k + 1;
+    while (*params > 0 && is_complete(net, *params - 1, done)) --*params;
+    return *params < before ? watcher->complete(watcher->user, net->params[*params].offset) : ABAR_OK;
+}
+
 abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *caller)
 {
+    return abar__net_backward_watched(net, accumulate, caller, NULL);
+}
+
+abar_status abar__net_backward_watched(abar_net *net, bool accumulate, const abar_observer *caller,
+                                       const abar__grad_watcher *watcher)
+{
+    int params = net->n_params;
     abar_observer known;
     const abar_observer *observer = caller ? &known : NULL;
     if (caller) ABAR_TRY(abar__struct_read(net->ctx, "abar_observer", caller, &known, sizeof known));
@@ -171,8 +201,10 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
         ABAR_TRY(abar__goes_back(net, &net->steps[s]) ? backward_step(net, s, accumulate, observer)
                                                       : abar__profile_backward(net, s, false));
         ABAR_TRY(abar__profile_backward(net, s, true));
+        if (watcher) ABAR_TRY(tell_complete(net, s, watcher, &params));
     }
-    return join_late(net, 0, ABAR_NET_LATE);
+    ABAR_TRY(join_late(net, 0, ABAR_NET_LATE));
+    return watcher ? tell_complete(net, 0, watcher, &params) : ABAR_OK;
 }
 
 /* running = (1 - momentum) running + momentum batch, for ref and cpu. */

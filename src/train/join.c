@@ -30,14 +30,15 @@ static abar_status make_tree(abar_context *ctx, const abar__join *j, abar__tree_
     return status;
 }
 
-static abar_status make_sum(abar__join *j, abar__tree_type type, size_t bytes, abar__stack_sum *out)
+/* run: elements that are summed at once, at most; 0: all. */
+static abar_status make_sum(abar__join *j, abar__tree_type type, size_t bytes, int64_t run, abar__stack_sum *out)
 {
     *out = (abar__stack_sum){.type = type, .capacity = (int64_t)(bytes / type)};
     if (bytes == 0) return ABAR_OK;
     out->depth = abar__tree_depth(j->config.n, j->first, j->count);
     out->bytes = (size_t)out->depth * slot_size(out);
     if (j->config.dev && (j->ranks == 1 || (j->config.nccl && j->config.fast))) return ABAR_OK; /* nothing else to add */
-    return make_tree(j->ctx, j, type, out->capacity, &out->tree);
+    return make_tree(j->ctx, j, type, run > 0 && run < out->capacity ? run : out->capacity, &out->tree);
 }
 
 static void begin_sum(abar__stack_sum *s, const abar__join *j, int64_t length)
@@ -140,9 +141,10 @@ static abar_status plan_sums(abar_context *ctx, const abar__join_config *config,
     j->staged = config->dev && j->ranks > 1 && !config->nccl;
     j->direct = config->dev && j->count == 1;
     if (j->ranks > 1) j->test_share = (config->test_batches + j->ranks - 1) / j->ranks;
-    ABAR_TRY(make_sum(j, type, config->grad_bytes, &j->grads));
-    ABAR_TRY(make_sum(j, type, config->extra_bytes, &j->extra));
-    ABAR_TRY(make_sum(j, ABAR_TREE_DOUBLE, (size_t)config->pending * sizeof(double), &j->pending));
+    if (config->nccl) j->bucket = (int64_t)((config->bucket_bytes ? config->bucket_bytes : ABAR_BUCKET) / type);
+    ABAR_TRY(make_sum(j, type, config->grad_bytes, j->bucket, &j->grads));
+    ABAR_TRY(make_sum(j, type, config->extra_bytes, 0, &j->extra));
+    ABAR_TRY(make_sum(j, ABAR_TREE_DOUBLE, (size_t)config->pending * sizeof(double), 0, &j->pending));
     const join_places p = places_of_join(j);
     j->bytes = j->direct ? p.slots : p.total;
     j->host_bytes = !config->dev || j->ranks == 1 ? 0 : j->staged ? p.total : p.front;

@@ -10,7 +10,8 @@
  * step.c calls it: for each micro-batch abar__join_add, then abar__join_end. Nothing here allocates after create.
  *
  * On a queued device all of this is in its memory and enqueued (join_queued.c). Several ranks exchange over NCCL, in the queue,
- * or through the host: then a step is cut in two, between which the host exchanges what has been copied to pinned memory. */
+ * gradients in buckets beside the last backward pass; or through the host: then a step is cut in two, between which the host
+ * exchanges what has been copied to pinned memory. */
 #ifndef ABAR_JOIN_H
 #define ABAR_JOIN_H
 
@@ -52,7 +53,10 @@ typedef struct abar__join_config {
     const atomic_bool *stop; /* this rank wants to stop; NULL: never */
     abar_device *dev;        /* a queued device; NULL: micro-batches are in host memory */
     abar__nccl *nccl;        /* over which its ranks exchange; NULL: through the host */
+    size_t bucket_bytes;     /* over NCCL: gradients are exchanged so many at a time; 0: ABAR_BUCKET */
 } abar__join_config;
+
+#define ABAR_BUCKET ((size_t)16 << 20)
 
 typedef struct abar__join {
     abar_context *ctx;
@@ -75,6 +79,9 @@ typedef struct abar__join {
     bool staged;       /* ranks exchange through it */
     bool direct;       /* the rank has one micro-batch, whose terms stay where they are: there are no slots */
     int nodes;         /* of this rank, when all its micro-batches are added */
+    int64_t bucket;    /* elements of a bucket; 0: gradients are joined as a whole, when there are all */
+    int64_t joined;    /* of this step: gradients from this element on are joined, or on their way, on the side of ranks */
+    void *joining;     /* gradients of the last micro-batch, into which they are joined */
 } abar__join;
 
 /* Bytes that a join of these settings holds. */
@@ -118,6 +125,11 @@ abar_status abar__join_statistics_end(abar__join *j, const abar__stepper *s, aba
 abar_status abar__join_plan(abar__join *j, const abar__stepper *s);
 abar_status abar__join_enqueue_begin(abar__join *j, const abar__stepper *s);
 abar_status abar__join_enqueue_add(abar__join *j, const abar__stepper *s, int64_t i);
+/* Whether gradients of micro-batch i are joined in buckets while its backward pass goes on, and how: they are complete from
+ * this byte on (abar__grad_watcher). Before the first call: begin. */
+bool abar__join_watches(const abar__join *j, int64_t i);
+void abar__join_begin_watching(abar__join *j, const abar__stepper *s);
+abar_status abar__join_watch(void *join, size_t from);
 abar_status abar__join_send(abar__join *j, const abar__stepper *s);
 abar_status abar__join_meet(abar__join *j, abar_status status);
 abar_status abar__join_take(abar__join *j, const abar__stepper *s);

@@ -2,7 +2,9 @@
  *
  *                        enqueued (or captured)             host                   enqueued (or captured)
  *     one rank           sums of micro-batches              –                      totals, update
- *     NCCL               sums of micro-batches              –                      exchange, totals, update
+ *     NCCL               sums of micro-batches; gradients   –                      exchange of the rest, totals,
+ *                        of the last are exchanged beside                          update
+ *                        its backward pass
  *     through the host   ... copies to pinned memory        meet: waits,           copies back, totals, update
  *                                                           exchanges
  *
@@ -48,6 +50,18 @@ static void *mirror(const abar__join *j, const void *device) { return j->host + 
 
 static size_t slot_bytes(const abar__stack_sum *s) { return abar__round_up((size_t)s->capacity * s->type, ABAR_ALIGN); }
 static void *slot_there(const abar__stack_sum *s, int i) { return s->slots + (size_t)i * slot_bytes(s); }
+
+/* Elements `at` to at + n of sums, of all nodes alike. */
+typedef struct range {
+    int64_t at, n;
+} range;
+
+static range whole_of(const abar__stack_sum *s) { return (range){0, s->length}; }
+
+static void *element(const abar__stack_sum *s, const void *base, int64_t at)
+{
+    return (char *)(uintptr_t)base + (size_t)at * s->type;
+}
 static size_t sum_bytes(const abar__stack_sum *s) { return (size_t)s->length * s->type; }
 static bool holds_doubles(const abar__stack_sum *s) { return s->type == ABAR_TREE_DOUBLE; }
 
@@ -130,20 +144,31 @@ abar_status abar__join_enqueue_begin(abar__join *j, const abar__stepper *s)
     return has_parts(j) ? abar__join_statistics_begin(j, s) : ABAR_OK;
 }
 
-static abar_status add_there(const abar__join *j, const abar__stack_sum *s, void *to, const void *from)
+static abar_status add_there(const abar__join *j, const abar__stack_sum *s, void *to, const void *from, range r)
 {
-    return join_ops(j)->add(j->config.dev, to, from, s->length, holds_doubles(s));
+    return join_ops(j)->add(j->config.dev, element(s, to, r.at), element(s, from, r.at), r.n, holds_doubles(s));
 }
 
-/* join.c's add_term. */
-static abar_status push_term(abar__join *j, abar__stack_sum *s, const void *term)
+/* join.c's add_term, of a range; the stack stays as it is. Returns how many nodes it then has by *filled. */
+static abar_status push_range(const abar__join *j, const abar__stack_sum *s, const void *term, range r, int *filled)
 {
-    if (j->direct || s->length == 0) return ABAR_OK;
-    int merges = abar__tree_merges(j->config.n, j->first, s->next++);
-    if (merges == 0) return copy_there(j, slot_there(s, s->filled++), term, sum_bytes(s));
-    ABAR_TRY(add_there(j, s, slot_there(s, s->filled - 1), term));
-    for (merges--; merges > 0; merges--, s->filled--)
-        ABAR_TRY(add_there(j, s, slot_there(s, s->filled - 2), slot_there(s, s->filled - 1)));
+    *filled = s->filled;
+    if (j->direct || r.n == 0) return ABAR_OK;
+    int merges = abar__tree_merges(j->config.n, j->first, s->next);
+    if (merges == 0)
+        return copy_there(j, element(s, slot_there(s, (*filled)++), r.at), element(s, term, r.at), (size_t)r.n * s->type);
+    ABAR_TRY(add_there(j, s, slot_there(s, *filled - 1), term, r));
+    for (merges--; merges > 0; merges--, --*filled)
+        ABAR_TRY(add_there(j, s, slot_there(s, *filled - 2), slot_there(s, *filled - 1), r));
+    return ABAR_OK;
+}
+
+static abar_status push_term(const abar__join *j, abar__stack_sum *s, const void *term)
+{
+    int filled;
+    ABAR_TRY(push_range(j, s, term, whole_of(s), &filled));
+    s->filled = filled;
+    s->next++;
     return ABAR_OK;
 }
 
@@ -164,7 +189,7 @@ static void *grads_there(const abar_net *net) { return abar__net_blocks_of(net).
 abar_status abar__join_enqueue_add(abar__join *j, const abar__stepper *s, int64_t i)
 {
     ABAR_TRY(join_ops(j)->note(j->config.dev, numbers_of(j, j->rank, i), abar_net_loss(s->net)));
-    ABAR_TRY(push_term(j, &j->grads, grads_there(s->net)));
+    if (!abar__join_watches(j, i)) ABAR_TRY(push_term(j, &j->grads, grads_there(s->net)));
     if (j->extra.length) ABAR_TRY(push_term(j, &j->extra, grads_there(s->extra)));
     if (has_parts(j)) ABAR_TRY(abar__join_statistics_add(j, s, i));
     if (j->pending.length == 0) return ABAR_OK;
@@ -228,29 +253,68 @@ abar_status abar__join_meet(abar__join *j, abar_status status)
 /* ---- what all ranks have ---------------------------------------------------------------------------------------------- */
 
 /* Adds the nodes that are left, in any order: for --reduce fast. */
-static abar_status fold(const abar__join *j, const abar__stack_sum *s)
+static abar_status fold(const abar__join *j, const abar__stack_sum *s, range r)
 {
-    for (int k = j->nodes - 1; k > 0; k--) ABAR_TRY(add_there(j, s, slot_there(s, k - 1), slot_there(s, k)));
+    for (int k = j->nodes - 1; k > 0; k--) ABAR_TRY(add_there(j, s, slot_there(s, k - 1), slot_there(s, k), r));
     return ABAR_OK;
 }
 
-static abar_status reduce_over_nccl(abar__join *j, abar__stack_sum *s, void *to)
+static abar_status reduce_over_nccl(const abar__join *j, const abar__stack_sum *s, void *sum, range r)
 {
     const void *nodes[ABAR_TREE_NODES];
-    for (int k = 0; k < j->nodes; k++) nodes[k] = j->direct ? to : slot_there(s, k);
-    if (j->ranks > 1 && !j->config.fast) return abar__tree_sum_run(s->tree, nodes, to, s->length);
-    if (!j->direct) ABAR_TRY(fold(j, s));
-    if (!j->direct) ABAR_TRY(copy_there(j, to, slot_there(s, 0), sum_bytes(s)));
-    if (j->config.fast) return abar__nccl_sum(j->config.nccl, to, s->length, holds_doubles(s), join_queue(j));
-    return abar__nccl_gather(j->config.nccl, to, sum_bytes(s), to,
-                             join_queue(j)); /* of one rank: what several do, in the queue */
+    void *to = element(s, sum, r.at);
+    const size_t bytes = (size_t)r.n * s->type;
+    for (int k = 0; k < j->nodes; k++) nodes[k] = j->direct ? to : element(s, slot_there(s, k), r.at);
+    if (j->ranks > 1 && !j->config.fast) return abar__tree_sum_run(s->tree, nodes, to, r.n);
+    if (!j->direct) ABAR_TRY(fold(j, s, r));
+    if (!j->direct) ABAR_TRY(copy_there(j, to, nodes[0], bytes));
+    if (j->config.fast) return abar__nccl_sum(j->config.nccl, to, r.n, holds_doubles(s), join_queue(j));
+    return abar__nccl_gather(j->config.nccl, to, bytes, to, join_queue(j)); /* of one rank: what several do, in the queue */
 }
+
+/* ---- gradients in buckets, beside the backward pass ------------------------------------------------------------------------
+ *
+ * Every element is summed by itself: buckets change no bit. Their exchanges are in order, on the side of ranks; those that come
+ * later wait for them. */
+
+bool abar__join_watches(const abar__join *j, int64_t i) { return j->bucket > 0 && j->grads.length > 0 && i == j->count - 1; }
+
+void abar__join_begin_watching(abar__join *j, const abar__stepper *s)
+{
+    j->joined = j->grads.length;
+    j->joining = grads_there(s->net);
+}
+
+static abar_status join_bucket(const abar__join *j, range r)
+{
+    int filled;
+    ABAR_TRY(push_range(j, &j->grads, j->joining, r, &filled));
+    return reduce_over_nccl(j, &j->grads, j->joining, r);
+}
+
+abar_status abar__join_watch(void *join, size_t from)
+{
+    abar__join *j = join;
+    const int64_t complete = (int64_t)(from / j->grads.type);
+    if (j->joined - complete < j->bucket && complete > 0) return ABAR_OK; /* too few yet */
+    ABAR_TRY(join_stream(j)->side_begin(j->config.dev, ABAR_SIDE_RANKS));
+    abar_status status = ABAR_OK;
+    while (status == ABAR_OK && j->joined > 0 && (j->joined - complete >= j->bucket || complete == 0)) {
+        const int64_t n = j->joined < j->bucket ? j->joined : j->bucket;
+        j->joined -= n;
+        status = join_bucket(j, (range){j->joined, n});
+    }
+    const abar_status ended = join_stream(j)->side_end(j->config.dev, ABAR_SIDE_RANKS);
+    return status < 0 ? status : ended;
+}
+
+/* ---- all that is joined ------------------------------------------------------------------------------------------------ */
 
 /* The sum of all ranks to where the only term would be. */
 static abar_status take_sum(abar__join *j, abar__stack_sum *s, void *to)
 {
     if (s->length == 0) return ABAR_OK;
-    if (j->config.nccl) return reduce_over_nccl(j, s, to);
+    if (j->config.nccl) return reduce_over_nccl(j, s, to, whole_of(s));
     if (j->staged) return copy_there(j, to, mirror(j, slot_there(s, 0)), sum_bytes(s));
     return j->direct ? ABAR_OK : copy_there(j, to, slot_there(s, 0), sum_bytes(s));
 }
@@ -278,12 +342,20 @@ static abar_status take_statistics(abar__join *j, const abar__stepper *s)
     return abar__net_enqueue_statistics(s->net, j->statistics, j->config.n);
 }
 
+/* What is left of the gradients, where a net has some that no pass writes; then all exchanges wait for theirs. */
+static abar_status take_grads(abar__join *j, const abar__stepper *s)
+{
+    if (!abar__join_watches(j, j->count - 1)) return take_sum(j, &j->grads, grads_there(s->net));
+    if (j->joined > 0) ABAR_TRY(abar__join_watch(j, 0));
+    return join_stream(j)->side_join(j->config.dev, ABAR_SIDE_RANKS);
+}
+
 abar_status abar__join_take(abar__join *j, const abar__stepper *s)
 {
+    ABAR_TRY(take_grads(j, s));
     ABAR_TRY(take_results(j));
     ABAR_TRY(join_ops(j)->total(j->config.dev, abar__optim_losses(s->optim), j->numbers, j->config.n, j->count));
     if (has_parts(j)) ABAR_TRY(take_statistics(j, s));
-    ABAR_TRY(take_sum(j, &j->grads, grads_there(s->net)));
     if (j->extra.length) ABAR_TRY(take_sum(j, &j->extra, grads_there(s->extra)));
     if (j->pending.length == 0) return ABAR_OK;
     ABAR_TRY(take_sum(j, &j->pending, j->pending_own));

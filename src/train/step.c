@@ -255,7 +255,10 @@ static abar_status enqueue_forward(const abar__stepper *s, int64_t micro)
 static abar_status enqueue_backward(const abar__stepper *s, int64_t micro, bool observes)
 {
     const abar_observer observer = {sizeof observer, observe, s->optim};
-    return abar_net_backward(s->net, adds(s, micro), observes ? &observer : NULL);
+    const abar__grad_watcher watcher = {abar__join_watch, s->join};
+    const bool watches = s->join && abar__join_watches(s->join, micro);
+    if (watches) abar__join_begin_watching(s->join, s);
+    return abar__net_backward_watched(s->net, adds(s, micro), observes ? &observer : NULL, watches ? &watcher : NULL);
 }
 
 abar_status abar__stepper_enqueue_forward(const abar__stepper *s)

@@ -582,9 +582,9 @@ static void recordings_do_what_is_wanted_when_they_are_replayed(void **unused)
     start(&r);
     ask(&r, 0x3f);
     void *recorded = NULL;
-    if (stream->capture_begin(cuda) != ABAR_OK || stream->side_begin(cuda) != ABAR_OK || stream->side_end(cuda) != ABAR_OK ||
-        stream->side_join(cuda) != ABAR_OK || abar__cuda_invert_wanted(cuda, r.inverter) != ABAR_OK ||
-        stream->capture_end(cuda, &recorded) != ABAR_OK)
+    if (stream->capture_begin(cuda) != ABAR_OK || stream->side_begin(cuda, ABAR_SIDE_STATS) != ABAR_OK ||
+        stream->side_end(cuda, ABAR_SIDE_STATS) != ABAR_OK || stream->side_join(cuda, ABAR_SIDE_STATS) != ABAR_OK ||
+        abar__cuda_invert_wanted(cuda, r.inverter) != ABAR_OK || stream->capture_end(cuda, &recorded) != ABAR_OK)
         fail_msg("%s", abar_context_error(ctx));
     for (size_t i = 0; i < sizeof wants / sizeof *wants; i++) {
         ask(&r, wants[i]);

@@ -410,6 +410,23 @@ static void nccl_of_one_rank_changes_no_bit(void **state)
     }
 }
 
+/* 80 MB of gradients: several buckets on a stream of their own, while the backward pass goes on; of one micro-batch, and of
+ * several. */
+static void nccl_of_one_rank_in_buckets_changes_no_bit(void **state)
+{
+    fixture *f = *state;
+    if (!have_nccl(f)) skip();
+    static const char *const more[][2] = {
+        {"micro=0 widths=784-4096-4096-10 epochs=1", "micro=0 widths=784-4096-4096-10 epochs=1 transport=nccl"},
+        {"micro=8 widths=784-4096-4096-10 epochs=1", "micro=8 widths=784-4096-4096-10 epochs=1 transport=nccl"}};
+    for (int i = 0; i < 2; i++) {
+        const run none = {.model = "mlp", .optim = "mac", .options = SMALL, .more = more[i][0], .ranks = 1};
+        run nccl = none;
+        nccl.more = more[i][1];
+        check_pair(f, none, nccl);
+    }
+}
+
 static void nccl_of_one_rank_that_divides_state_changes_no_bit(void **state)
 {
     fixture *f = *state;
@@ -454,115 +471,6 @@ static void nccl_of_two_ranks_on_one_gpu_is_refused(void **state)
     assert_error(f, "--transport nccl: ");
 }
 
-/* ---- kernels
- * ------------------------------------------------------------------------------------------------------------------ */
-
-enum { N = 13, LARGE = 5000 };
-
-/* A square of which the lower triangle is packed, and a vector of doubles behind it. */
-static void pack_moves_the_triangle_and_leaves_zeros(void **state)
-{
-    abar_context *ctx;
-    abar_device *dev;
-    const int64_t triangle = N * (N + 1) / 2;
-    float square[N * N], back[N * N];
-    double numbers[3] = {1.5, -2.5, 1e300}, packed[N * (N + 1) / 2 + 3];
-    (void)state;
-    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
-    assert_int_equal(abar_device_open(ctx, "cuda", NULL, &dev), ABAR_OK);
-    for (int i = 0; i < N * N; i++) square[i] = (float)(i * i % 97) + 0.25f;
-    float *there = cuda_upload(dev, square, sizeof square);
-    double *doubles = cuda_upload(dev, numbers, sizeof numbers), *out = cuda_alloc(dev, sizeof packed);
-    const abar__pending_span spans[2] = {{ABAR_PENDING_TRIANGLE, there, N, 0}, {ABAR_PENDING_DOUBLES, doubles, 3, triangle}};
-    for (int i = 0; i < 2; i++) assert_int_equal(dev->ops->join->pack(dev, &spans[i], out), ABAR_OK);
-    cuda_move(dev, packed, out, sizeof packed);
-    cuda_move(dev, back, there, sizeof back);
-    for (int64_t row = 0, at = 0; row < N; row++)
-        for (int64_t column = 0; column < N; column++) {
-            const bool low = column <= row;
-            if (low) assert_true(packed[at++] == (double)square[row * N + column]);
-            assert_true(back[row * N + column] == (low ? 0.0f : square[row * N + column]));
-        }
-    for (int i = 0; i < 3; i++) assert_true(packed[triangle + i] == numbers[i]);
-    for (int i = 0; i < 2; i++) assert_int_equal(dev->ops->join->unpack(dev, &spans[i], out), ABAR_OK);
-    cuda_move(dev, back, there, sizeof back);
-    cuda_move(dev, numbers, doubles, sizeof numbers);
-    assert_memory_equal(back, square, sizeof back);
-    assert_true(numbers[2] == 1e300);
-    abar_device_free(dev, there, sizeof square);
-    abar_device_free(dev, doubles, sizeof numbers);
-    abar_device_free(dev, out, sizeof packed);
-    abar_device_close(dev);
-    abar_context_destroy(ctx);
-}
-
-/* Aligned and not, whole quads and not, floats and doubles. */
-static void sums_are_those_of_the_host(void **state)
-{
-    abar_context *ctx;
-    abar_device *dev;
-    static float a[LARGE], b[LARGE], got[LARGE];
-    static double x[LARGE], y[LARGE], wide[LARGE];
-    (void)state;
-    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
-    assert_int_equal(abar_device_open(ctx, "cuda", NULL, &dev), ABAR_OK);
-    for (int i = 0; i < LARGE; i++) {
-        a[i] = (float)sin(i) * 1e3f, b[i] = (float)cos(3 * i);
-        x[i] = sin(i) * 1e9, y[i] = cos(3 * i);
-    }
-    float *p = cuda_upload(dev, a, sizeof a), *q = cuda_upload(dev, b, sizeof b);
-    double *r = cuda_upload(dev, x, sizeof x), *s = cuda_upload(dev, y, sizeof y);
-    assert_int_equal(dev->ops->join->add(dev, p, q, LARGE - 1, false), ABAR_OK);
-    assert_int_equal(dev->ops->join->add(dev, p + 1, q + 1, LARGE - 1, false), ABAR_OK);
-    assert_int_equal(dev->ops->join->add(dev, r, s, LARGE, true), ABAR_OK);
-    cuda_move(dev, got, p, sizeof got);
-    cuda_move(dev, wide, r, sizeof wide);
-    abar__tree_add_floats(a, b, LARGE - 1);
-    abar__tree_add_floats(a + 1, b + 1, LARGE - 1);
-    abar__tree_add_doubles(x, y, LARGE);
-    assert_memory_equal(got, a, sizeof a);
-    assert_memory_equal(wide, x, sizeof x);
-    abar_device_free(dev, p, sizeof a);
-    abar_device_free(dev, q, sizeof b);
-    abar_device_free(dev, r, sizeof x);
-    abar_device_free(dev, s, sizeof y);
-    abar_device_close(dev);
-    abar_context_destroy(ctx);
-}
-
-/* In a child, so that this process can still fork ranks. */
-static void check_in_child(void (*check)(void **state))
-{
-    int status = 0;
-    if (!is_cuda()) skip();
-    const struct CMUnitTest one = {"in a child", check, NULL, NULL, NULL};
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        const struct CMUnitTest tests[] = {one};
-        cmocka_set_test_filter(NULL);
-        cmocka_set_skip_filter(NULL);
-        const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-        fflush(NULL);
-        _exit(failed ? 1 : 0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-}
-
-static void pending_sums_are_packed_and_unpacked(void **state)
-{
-    (void)state;
-    check_in_child(pack_moves_the_triangle_and_leaves_zeros);
-}
-
-static void sums_on_the_device_are_the_hosts(void **state)
-{
-    (void)state;
-    check_in_child(sums_are_those_of_the_host);
-}
-
 /* ---- the program
  * ---------------------------------------------------------------------------------------------------------------- */
 
@@ -587,8 +495,6 @@ int main(int argc, char **argv)
     if (missing) return missing;
     cuda_choose_tests(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pending_sums_are_packed_and_unpacked),
-        cmocka_unit_test(sums_on_the_device_are_the_hosts),
         with_fixture(two_ranks_of_sgd_and_muon_have_the_bits_of_one),
         with_fixture(two_ranks_of_mac_have_the_bits_of_one),
         with_fixture(two_ranks_of_kfac_that_clips_have_the_bits_of_one),
@@ -607,6 +513,7 @@ int main(int argc, char **argv)
         with_fixture(run_of_one_rank_goes_on_with_two),
         with_fixture(divided_state_goes_on_with_any_number),
         with_fixture(nccl_of_one_rank_changes_no_bit),
+        with_fixture(nccl_of_one_rank_in_buckets_changes_no_bit),
         with_fixture(nccl_of_one_rank_that_divides_state_changes_no_bit),
         with_fixture(nccl_of_one_rank_sums_micro_batches_as_before),
         with_fixture(nccl_of_two_ranks_on_one_gpu_is_refused),

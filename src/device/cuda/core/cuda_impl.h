@@ -20,8 +20,8 @@ typedef struct abar__cuda {
     cudaStream_t stream, own_stream; /* the one in use; the one created here, NULL where the caller passed its own */
     cudaStream_t side_stream;        /* for work that may run concurrently with the main stream within one operation */
     cudaEvent_t fork, join;
-    cudaStream_t stats_stream, main_stream; /* between side_begin and side_end stream is the former; else main is NULL */
-    cudaEvent_t stats_fork, stats_join, late[ABAR_LATE_MARKS];
+    cudaStream_t sides[ABAR_SIDES], main_stream; /* between side_begin and side_end stream is a side; else main is NULL */
+    cudaEvent_t side_fork[ABAR_SIDES], side_join[ABAR_SIDES], late[ABAR_LATE_MARKS];
     int processors;       /* streaming multiprocessors */
     size_t shared_memory; /* bytes a block may use, opted in */
     bool capturing;

@@ -106,9 +106,11 @@ static abar_status make_queue(abar_device *dev)
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->side_stream, cudaStreamNonBlocking));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->fork, cudaEventDisableTiming));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->join, cudaEventDisableTiming));
-    CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->stats_stream, cudaStreamNonBlocking));
-    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->stats_fork, cudaEventDisableTiming));
-    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->stats_join, cudaEventDisableTiming));
+    for (int i = 0; i < ABAR_SIDES; i++) {
+        CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->sides[i], cudaStreamNonBlocking));
+        CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->side_fork[i], cudaEventDisableTiming));
+        CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->side_join[i], cudaEventDisableTiming));
+    }
     for (int i = 0; i < ABAR_LATE_MARKS; i++) CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->late[i], cudaEventDisableTiming));
     ABAR_TRY(cuda_alloc(dev, ABAR_CUDA_WORKSPACE, &cuda->workspace));
     ABAR_TRY(reserve_staging(dev, STAGING));
@@ -126,12 +128,14 @@ static void cuda_close(abar_device *dev)
     abar__cuda_pinned_free(dev, cuda->staging, cuda->staging_bytes);
     if (cuda->fork) cudaEventDestroy(cuda->fork);
     if (cuda->join) cudaEventDestroy(cuda->join);
-    if (cuda->stats_fork) cudaEventDestroy(cuda->stats_fork);
-    if (cuda->stats_join) cudaEventDestroy(cuda->stats_join);
     for (int i = 0; i < ABAR_LATE_MARKS; i++)
         if (cuda->late[i]) cudaEventDestroy(cuda->late[i]);
+    for (int i = 0; i < ABAR_SIDES; i++) {
+        if (cuda->side_fork[i]) cudaEventDestroy(cuda->side_fork[i]);
+        if (cuda->side_join[i]) cudaEventDestroy(cuda->side_join[i]);
+        if (cuda->sides[i]) cudaStreamDestroy(cuda->sides[i]);
+    }
     if (cuda->side_stream) cudaStreamDestroy(cuda->side_stream);
-    if (cuda->stats_stream) cudaStreamDestroy(cuda->stats_stream);
     if (cuda->own_stream) cudaStreamDestroy(cuda->own_stream);
     cudaGetLastError(); /* a caller may have taken its stream away before */
     abar__free(dev->ctx, cuda, sizeof *cuda);
@@ -503,36 +507,36 @@ static void settle(abar_device *dev, void *dst, void *src, size_t bytes, const i
 
 /* ---- beside the main stream ---------------------------------------------------------------------------------------- */
 
-static abar_status side_begin(abar_device *dev)
+static abar_status side_begin(abar_device *dev, abar__side side)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    CUDA_TRY(dev, cudaEventRecord(cuda->stats_fork, cuda->stream));
-    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stats_stream, cuda->stats_fork, 0));
+    CUDA_TRY(dev, cudaEventRecord(cuda->side_fork[side], cuda->stream));
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->sides[side], cuda->side_fork[side], 0));
     cuda->main_stream = cuda->stream;
-    cuda->stream = cuda->stats_stream;
+    cuda->stream = cuda->sides[side];
     return ABAR_OK;
 }
 
-static abar_status side_end(abar_device *dev)
+static abar_status side_end(abar_device *dev, abar__side side)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     cuda->stream = cuda->main_stream;
     cuda->main_stream = NULL;
-    CUDA_TRY(dev, cudaEventRecord(cuda->stats_join, cuda->stats_stream));
+    CUDA_TRY(dev, cudaEventRecord(cuda->side_join[side], cuda->sides[side]));
     return ABAR_OK;
 }
 
-static abar_status side_join(abar_device *dev)
+static abar_status side_join(abar_device *dev, abar__side side)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stream, cuda->stats_join, 0));
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stream, cuda->side_join[side], 0));
     return ABAR_OK;
 }
 
 static abar_status late_mark(abar_device *dev, int number, bool side)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    if (side) CUDA_TRY(dev, cudaStreamWaitEvent(cuda->side_stream, cuda->stats_join, 0));
+    if (side) CUDA_TRY(dev, cudaStreamWaitEvent(cuda->side_stream, cuda->side_join[ABAR_SIDE_STATS], 0));
     CUDA_TRY(dev, cudaEventRecord(cuda->late[number], cuda->side_stream));
     return ABAR_OK;
 }

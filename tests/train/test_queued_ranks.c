@@ -1,0 +1,225 @@
+/* What ranks divide of a step on a queued device, and how they stop and fail together there, without a GPU (queued_support.h).
+ */
+#include "queued_support.h"
+
+/* ---- what ranks divide ----------------------------------------------------------------------------------------------------
+ */
+
+static void check_every_way(fixture *f, const char *model, const char *optim, const char *options)
+{
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    check_way(f, PIPED, model, optim, options);
+    check_way(f, NCCL, model, optim, options);
+}
+
+static void queued_states_that_ranks_divide_have_the_hosts_bits(void **state)
+{
+    check_every_way(*state, "lenet5", "sgd", RUN "micro=6 zero=1 clip=0.5");
+    check_every_way(*state, "lenet5", "muon", RUN "micro=6 zero=1 normuon=true");
+    check_every_way(*state, "lenet5", "shampoo", RUN "micro=6 zero=1 shampoo-start=1 shampoo-freq=2");
+    check_every_way(*state, "lenet5", "soap", RUN "micro=4 zero=1");
+    check_every_way(*state, "resnet20", "sfadamw", RUN "micro=6 zero=1 schedule=constant");
+    check_every_way(*state, "lenet5", "adahessian", RUN "micro=6 zero=1 hessian-every=2");
+}
+
+static void queued_states_behind_methods_have_the_hosts_bits(void **state)
+{
+    check_every_way(*state, "lenet5", "mac", RUN "micro=6 zero=1 tcov=2 tinv=2");
+    check_every_way(*state, "lenet5", "kfac+muon", RUN "micro=6 zero=1 tcov=1 tinv=2");
+    check_every_way(*state, "lenet5", "kfac", RUN "micro=6 zero=1 tcov=2 tinv=3 kl-clip=0.0001");
+}
+
+/* Blocks that are too small are met by their owners, and counted by all. */
+static void queued_events_of_divided_blocks_are_counted(void **state)
+{
+    check_every_way(*state, "lenet5", "muon", RUN "micro=6 zero=1 muon-eps=1 clip=0.01");
+}
+
+static void queued_steps_that_are_skipped_change_no_state(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "kfac+muon", RUN "micro=6 zero=1 tcov=1 tinv=2");
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    const snapshot one = train_apart(f, setup, 1, QUEUED, 3); /* a refresh was due: it is made later, by every rank */
+    compare(one, train_apart(f, setup, 2, QUEUED, 3), "2 ranks");
+    compare(one, train_apart(f, setup, 4, NCCL, 3), "4 ranks over NCCL");
+    free(one.bytes);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void queued_refreshes_of_every_kind_have_the_hosts_bits(void **state)
+{
+    check_every_way(*state, "lenet5", "kfac", RUN "micro=6 kfac-inverse=eigen tcov=1 tinv=1");
+    check_every_way(*state, "lenet5", "kfac", RUN "micro=6 refresh=spread tcov=1 tinv=3");
+    check_every_way(*state, "lenet5", "foof", RUN "micro=6 tcov=2 tinv=3");
+    check_every_way(*state, "lenet5", "lngd", RUN "micro=4 tcov=1 tinv=1");
+}
+
+/* Which steps are divided, and that this rank makes a part of their refreshes alone. */
+static int divide_some(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2};
+    abar_comm *comm;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, QUEUED);
+    need(f, abar__data_feed_seek(&j->e.feed, j->e.loader, 0, 0));
+    for (int64_t k = 0; k < 4; k++) {
+        abar__step_parts parts;
+        int owned = 0, all = 0;
+        need(f, abar__stepper_begin(&j->e.stepper, &parts));
+        if (abar__parts_meet(&parts, ABAR_STAGE_COMMIT) != (k % 2 == 0) || (parts.kind >= 2) != (k % 2 == 0)) return 3;
+        (void)queued_step_of(j, k, -1);
+        for (int i = 0; i < j->e.optim->derived.n; i++, all++)
+            owned += j->e.optim->derived.list[i].owner == abar_comm_rank(comm);
+        if (owned == 0 || owned == all) return 4;
+    }
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void queued_refreshes_are_divided_when_all_are_due(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "kfac", RUN "micro=6 tcov=1 tinv=2");
+    int status = 0;
+    const pid_t child = fork_test();
+    if (child == 0) _exit(divide_some(f, setup));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+/* ---- stopping and failing ---------------------------------------------------------------------------------------------------
+ */
+
+/* One rank wants to stop: after the step both have its word in the device's memory. */
+static int stop_one(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2};
+    abar_comm *comm;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, NCCL);
+    need(f, abar__data_feed_seek(&j->e.feed, j->e.loader, 0, 0));
+    for (int64_t k = 0; k < 2; k++) {
+        atomic_store(&wants_stop, k == 1 && abar_comm_rank(comm) == 1);
+        (void)queued_step_of(j, k, -1);
+        const double *words[2];
+        for (int r = 0; r < 2; r++)
+            words[r] = j->join.numbers + (r * (j->join.count + 1) + j->join.count) * ABAR_RESULT_NUMBERS;
+        const bool right = words[0][0] == 0.0 && words[1][0] == (k == 1 ? 1.0 : 0.0);
+        if (abar_ranks_agree(f->ctx, comm, right ? ABAR_OK : ABAR_E_STATE, "") < 0) return 3;
+    }
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
+{
+    abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
+    int status = 0;
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    const pid_t child = fork_test();
+    if (child == 0) _exit(be_ranks(f, setup));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void queued_wish_to_stop_reaches_all_ranks(void **state) { check_in_child(*state, stop_one); }
+
+/* The other rank does not come: waiting ends. */
+static int wait_for_nobody(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = 0.3};
+    abar_comm *comm;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, NCCL);
+    events_end = false;
+    const double began = abar__seconds();
+    const abar_status status = abar__join_wait(&j->join, NULL);
+    const double took = abar__seconds() - began;
+    if (status != ABAR_E_PEER || !strstr(abar_context_error(f->ctx), "has not ended for 0.3 seconds")) return 3;
+    if (took < 0.3 || took > 20.0) return 4;
+    if (abar__comm_barrier(comm) != ABAR_E_PEER) return 5; /* later calls fail at once */
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void queued_wait_for_a_rank_that_is_gone_ends(void **state) { check_in_child(*state, wait_for_nobody); }
+
+/* The other rank has failed: its reason comes, long before the timeout. */
+static int hear_the_reason(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = 60};
+    abar_comm *comm;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, NCCL);
+    events_end = false;
+    const bool fails = abar_comm_rank(comm) == 1;
+    const double began = abar__seconds();
+    const abar_status own = fails ? abar__fail(f->ctx, ABAR_E_FORMAT, "bird.jpg: is damaged") : ABAR_OK;
+    const abar_status status = fails ? abar__join_tell(&j->join, own) : abar__join_wait(&j->join, NULL);
+    if (status != (fails ? ABAR_E_FORMAT : ABAR_E_PEER) || abar__seconds() - began > 30.0) return 3;
+    if (!strstr(abar_context_error(f->ctx), "bird.jpg: is damaged")) return 4;
+    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 5;
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void queued_reason_of_a_rank_that_fails_reaches_others(void **state) { check_in_child(*state, hear_the_reason); }
+
+/* NCCL's ranks do not find each other. */
+static int connect_to_nobody(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = 0.5};
+    abar_comm *comm;
+    abar__nccl *nccl;
+    abar_device *dev;
+    need(f, abar__device_open(f->ctx, setup, &dev));
+    if (abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    setenv("FAKE_NCCL_HANGS", "1", 1);
+    if (abar__exchange_over_nccl(f->ctx, comm, dev, &nccl) != ABAR_E_PEER || nccl) return 3;
+    if (!strstr(abar_context_error(f->ctx), "NCCL: the ranks have not connected within 0.5 seconds")) return 4;
+    abar_device_close(dev);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void nccl_that_does_not_connect_ends(void **state) { check_in_child(*state, connect_to_nobody); }
+
+static void nccl_that_is_missing_is_told(void **state)
+{
+    fixture *f = *state;
+    setenv("ABAR_NCCL", "/no/such/libnccl.so.2", 1);
+    assert_int_equal(abar__nccl_find(f->ctx), ABAR_E_NOT_FOUND);
+    assert_error(f, "NCCL: cannot load /no/such/libnccl.so.2");
+    unsetenv("ABAR_NCCL");
+}
+
+#define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        with_fixture(queued_states_that_ranks_divide_have_the_hosts_bits),
+        with_fixture(queued_states_behind_methods_have_the_hosts_bits),
+        with_fixture(queued_events_of_divided_blocks_are_counted),
+        with_fixture(queued_steps_that_are_skipped_change_no_state),
+        with_fixture(queued_refreshes_of_every_kind_have_the_hosts_bits),
+        with_fixture(queued_refreshes_are_divided_when_all_are_due),
+        with_fixture(queued_wish_to_stop_reaches_all_ranks),
+        with_fixture(queued_wait_for_a_rank_that_is_gone_ends),
+        with_fixture(queued_reason_of_a_rank_that_fails_reaches_others),
+        with_fixture(nccl_that_does_not_connect_ends),
+        with_fixture(nccl_that_is_missing_is_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
