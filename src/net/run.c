@@ -1,4 +1,5 @@
 /* Running a compiled net: forward, backward, and committing or rolling back the running statistics of a step. */
+#include "net/blocks.h"
 #include "net/net_impl.h"
 
 #include <string.h>

@@ -252,11 +252,12 @@ static abar_status enqueue_forward(const abar__stepper *s, int64_t micro)
     return s->join ? ABAR_OK : abar_optim_add_loss(s->optim, abar_net_loss(s->net));
 }
 
-static abar_status enqueue_backward(const abar__stepper *s, int64_t micro, bool observes)
+/* watches: gradients are joined on the way, where they can be. */
+static abar_status enqueue_backward(const abar__stepper *s, int64_t micro, bool observes, bool watches)
 {
     const abar_observer observer = {sizeof observer, observe, s->optim};
     const abar__grad_watcher watcher = {abar__join_watch, s->join};
-    const bool watches = s->join && abar__join_watches(s->join, micro);
+    watches = watches && s->join && abar__join_watches(s->join, micro);
     if (watches) abar__join_begin_watching(s->join, s);
     return abar__net_backward_watched(s->net, adds(s, micro), observes ? &observer : NULL, watches ? &watcher : NULL);
 }
@@ -267,7 +268,10 @@ abar_status abar__stepper_enqueue_forward(const abar__stepper *s)
     return enqueue_forward(s, 0);
 }
 
-abar_status abar__stepper_enqueue_backward(const abar__stepper *s, bool observes) { return enqueue_backward(s, 0, observes); }
+abar_status abar__stepper_enqueue_backward(const abar__stepper *s, bool observes)
+{
+    return enqueue_backward(s, 0, observes, false);
+}
 
 abar_status abar__stepper_enqueue_update(const abar__stepper *s)
 {
@@ -286,7 +290,7 @@ static abar_status enqueue_passes(const abar__stepper *s)
     for (int64_t i = 0; i < s->accumulate; i++) {
         if (s->feed) ABAR_TRY(fill_queued(s, s->feed, row_of(s, i)));
         ABAR_TRY(enqueue_forward(s, i));
-        ABAR_TRY(enqueue_backward(s, i, observes));
+        ABAR_TRY(enqueue_backward(s, i, observes, true));
         if (extra == ABAR_EXTRA_DIFFERENCE) ABAR_TRY(add_difference(s, NULL, 0, i));
         if (extra == ABAR_EXTRA_ROWS) ABAR_TRY(add_rows(s, NULL, 0));
         if (s->join) ABAR_TRY(abar__join_enqueue_add(s->join, s, i));
