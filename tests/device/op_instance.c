@@ -138,6 +138,14 @@ static void make_tokens(const op_case *c, double *token, int64_t count)
         token[i] = abar__below(abar__random(stream(c, 52), ABAR_DRAW_SYNTHETIC, 0, (uint64_t)i).u[0], (uint32_t)c->vocabulary);
 }
 
+/* The spread of parameter i. Before a GELU z is about one, as in a network: its derivative magnifies the rounding of large z.
+ */
+static double spread_of(const abar__op_desc *d, int i)
+{
+    const bool gelu = d->activation == ABAR_ACT_GELU_ERF || d->activation == ABAR_ACT_GELU_TANH;
+    return d->kind == ABAR_OP_LINEAR && gelu && i == 0 ? 1.0 / sqrt((double)d->in[0].dim[d->in[0].ndim - 1]) : 0.5;
+}
+
 void op_inputs_create(const op_case *c, op_inputs *out)
 {
     *out = (op_inputs){0};
@@ -151,7 +159,7 @@ void op_inputs_create(const op_case *c, op_inputs *out)
     }
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
         int64_t count = op_param_count(&d, i);
-        out->param[i] = normal_array(c, 10 + i, count, 0.5, norm && i == 0 ? 1.0 : 0.0);
+        out->param[i] = normal_array(c, 10 + i, count, spread_of(&d, i), norm && i == 0 ? 1.0 : 0.0);
         if (c->accumulate || (c->table_written && i == 0)) out->dparam[i] = normal_array(c, 20 + i, count, 1.0, 0.0);
     }
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) {

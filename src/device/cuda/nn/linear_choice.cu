@@ -13,8 +13,9 @@
 
 enum {
     CANDIDATES = 32,
-    LEADERS = 3, /* whose cuts are varied */
-    ROUNDS = 2,  /* of REPEAT runs: the better one counts */
+    LEADERS = 3,     /* whose cuts are varied */
+    PART_ROWS = 128, /* at least, of what is cut: with fewer rows than parts need, kernels that cuBLASLt accepts fail */
+    ROUNDS = 2,      /* of REPEAT runs: the better one counts */
     REPEAT = 4,
     DW_DB = 6, /* in the list of products */
     Y_GELU,
@@ -123,10 +124,12 @@ static void rank(candidate *best, int n, candidate c)
 }
 
 /* The leader's algorithm with its rows cut otherwise, where that is possible and faster. */
-static void vary_cuts(const trial *t, const abar__lt_product *p, const operands *of, const candidate *leader, candidate *best)
+static void vary_cuts(const trial *t, const abar__lt_product *p, const operands *of, int64_t rows, const candidate *leader,
+                      candidate *best)
 {
     const abar__blas_api *api = &t->nn->blas_api;
     for (const int cut : cuts) {
+        if (cut > 1 && rows < (int64_t)cut * PART_ROWS) break;
         const uint32_t scheme = cut > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
         candidate c = *leader;
         if (api->cublasLtMatmulAlgoConfigSetAttribute(&c.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &cut, sizeof cut) ||
@@ -138,8 +141,9 @@ static void vary_cuts(const trial *t, const abar__lt_product *p, const operands 
     }
 }
 
-/* Gives p the fastest of its algorithms and returns its milliseconds; negative: none worked, p is unchanged. */
-static float take_fastest(const trial *t, abar__lt_product *p, bool many_rows, operands of)
+/* Gives p the fastest of its algorithms and returns its milliseconds; negative: none worked, p is unchanged. rows: those that
+ * may be cut into parts; 0: none. */
+static float take_fastest(const trial *t, abar__lt_product *p, int64_t rows, operands of)
 {
     cublasLtMatmulHeuristicResult_t advice[CANDIDATES];
     candidate leaders[LEADERS] = {};
@@ -153,8 +157,8 @@ static float take_fastest(const trial *t, abar__lt_product *p, bool many_rows, o
         rank(leaders, LEADERS, c);
     }
     candidate best = leaders[0];
-    for (int i = 0; i < LEADERS && many_rows; i++)
-        if (leaders[i].ms >= 0.0f) vary_cuts(t, p, &of, &leaders[i], &best);
+    for (int i = 0; i < LEADERS; i++)
+        if (rows > 0 && leaders[i].ms >= 0.0f) vary_cuts(t, p, &of, rows, &leaders[i], &best);
     if (best.ms < 0.0f) return -1.0f;
     p->algo = best.algo;
     p->workspace = best.workspace;
@@ -170,7 +174,7 @@ static void join_slope_and_bias(const abar__op *op, abar__lt_linear *l, const tr
         abar__lt_release(t->dev, &l->dw_db);
         return;
     }
-    const float both = take_fastest(t, &l->dw_db, true, {t->x, t->z, t->dw}),
+    const float both = take_fastest(t, &l->dw_db, abar__lt_rows(op), {t->x, t->z, t->dw}),
                 alone = time_of(t, [&] {
                     abar__cuda_bias_relu_gradient(t->dev, t->z, NULL, (float *)t->db, false, abar__lt_rows(op),
                                                   abar__lt_outputs(op), (float *)t->workspace, l->pitch);
@@ -196,7 +200,7 @@ static void join_gelu(const abar__op *op, abar__lt_linear *l, const trial *t, fl
     if (!l->y_gelu.desc) return;
     if (op->desc.bias) abar__lt_set(t->dev, &l->y_gelu, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     abar__lt_set(t->dev, &l->y_gelu, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &z, sizeof z);
-    const float both = take_fastest(t, &l->y_gelu, false, {t->w, t->x, t->z}),
+    const float both = take_fastest(t, &l->y_gelu, 0, {t->w, t->x, t->z}),
                 pass = time_of(t, [&] {
                     abar__cuda_activate(t->dev, op->desc.activation, t->z, t->beside, abar__lt_rows(op) * abar__lt_outputs(op));
                     return true;
@@ -211,7 +215,7 @@ static void join_slope(const abar__op *op, abar__lt_linear *l, const trial *t, f
     const void *z = t->beside;
     if (!l->dx_slope.desc) return;
     abar__lt_set(t->dev, &l->dx_slope, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &z, sizeof z);
-    const float both = take_fastest(t, &l->dx_slope, false, {t->w, t->z, t->x}),
+    const float both = take_fastest(t, &l->dx_slope, 0, {t->w, t->z, t->x}),
                 bias_alone = time_gradient(op, t, ABAR_ACT_NONE, t->x, abar__lt_inputs(op)),
                 apart = time_gradient(op, t, op->desc.input_activation, t->x, abar__lt_inputs(op));
     if (both < 0.0f || dx_ms < 0.0f || both + bias_alone >= dx_ms + apart) abar__lt_release(t->dev, &l->dx_slope);
@@ -255,10 +259,10 @@ static abar_status measure(const abar__op *op, const abar__cuda_nn_state *nn, ab
         const void *bias = t.db;
         if (op->desc.bias && !l->tail) abar__lt_set(op->dev, &p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
         if (i == 0) /* the first measurement is discarded: an idle device is slow at first */
-            take_fastest(&t, &p->y, false, {t.w, t.x, t.z});
-        y_ms = take_fastest(&t, &p->y, false, {t.w, t.x, t.z});
-        dw_ms = take_fastest(&t, &p->dw, true, {t.x, t.z, t.dw});
-        if (op->desc.need_dx[0]) dx_ms = take_fastest(&t, &p->dx, false, {t.w, t.z, t.x});
+            take_fastest(&t, &p->y, 0, {t.w, t.x, t.z});
+        y_ms = take_fastest(&t, &p->y, 0, {t.w, t.x, t.z});
+        dw_ms = take_fastest(&t, &p->dw, abar__lt_rows(op), {t.x, t.z, t.dw});
+        if (op->desc.need_dx[0]) dx_ms = take_fastest(&t, &p->dx, 0, {t.w, t.z, t.x});
     }
     if (status >= 0 && may_join_bias(op, l)) join_slope_and_bias(op, l, &t, dw_ms);
     if (status >= 0) join_gelu(op, l, &t, y_ms);
