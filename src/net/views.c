@@ -1,6 +1,6 @@
 /* Concatenations without copies: where the output of a concatenation is an input of another one, it is planned as a part of
- * that one's output: some channels of every pixel (NHWC), or some blocks of channels (C8, C16). A chain of them, as in a dense block, is then one value that grows in
- * place. So is its gradient, to which readers add.
+ * that one's output: some channels of every pixel (NHWC), or some blocks of channels (C8, C16). A chain of them, as in a dense
+ * block, is then one value that grows in place. So is its gradient, to which readers add.
  *
  *     x1 = concat(y1, x0)   x2 = concat(y2, x1)   x3 = concat(y3, x2)      x1 and x2 are at the end of x3's pixels
  *

@@ -1,4 +1,5 @@
-/* How parameters are cut into blocks (methods.md section 11, optimizers.md sections 1 and 2), and what a chain keeps of a parameter and its blocks.
+/* How parameters are cut into blocks (methods.md section 11, optimizers.md sections 1 and 2), and what a chain keeps of a
+ * parameter and its blocks.
  */
 #include "optim/optim_impl.h"
 

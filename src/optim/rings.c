@@ -1,5 +1,5 @@
-/* Which gradients are in the rows of a method's rings (optimizers.md section 8): those of one map, its weight before its bias, or
- * all of them in the order of the parameters. */
+/* Which gradients are in the rows of a method's rings (optimizers.md section 8): those of one map, its weight before its bias,
+ * or all of them in the order of the parameters. */
 #include "optim/optim_impl.h"
 
 static bool is_joint(const abar__map *map) { return map->layer < 0; }

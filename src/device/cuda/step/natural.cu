@@ -1,6 +1,6 @@
-/* The natural gradient by M x M algebra on the device (device/natural.h, optimizers.md section 9): K of every block tile by tile,
- * the solution of the damped systems (factors/cholesky.cu), the rows combined by it. The same steps as host/natural.c. Rows and
- * results are float32, their sums and the systems double. */
+/* The natural gradient by M x M algebra on the device (device/natural.h, optimizers.md section 9): K of every block tile by
+ * tile, the solution of the damped systems (factors/cholesky.cu), the rows combined by it. The same steps as host/natural.c.
+ * Rows and results are float32, their sums and the systems double. */
 #include "device/cuda/step/natural.h"
 
 #include "device/cuda/factors/cholesky.h"
