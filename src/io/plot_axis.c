@@ -49,8 +49,17 @@ static void logarithmic_ticks(abar__axis *axis)
         }
 }
 
+/* An axis ends before the range of numbers does, so that its ticks are numbers, too. */
+static void stay_in_range(abar__axis *axis)
+{
+    const double largest = axis->logarithmic ? 300.0 : 1e300;
+    axis->low = fmin(fmax(axis->low, -largest), 0.9 * largest);
+    axis->high = fmin(fmax(axis->high, -0.9 * largest), largest);
+}
+
 void abar__axis_ticks(abar__axis *axis, double least_step)
 {
+    stay_in_range(axis);
     if (axis->logarithmic) logarithmic_ticks(axis);
     if (axis->logarithmic && axis->ticks >= 2) return;
     if (axis->logarithmic) {
@@ -61,15 +70,8 @@ void abar__axis_ticks(abar__axis *axis, double least_step)
     linear_ticks(axis, fmax(least_step, round_step((axis->high - axis->low) / 7.0)));
 }
 
-/* An axis ends before the range of numbers does, so that its margins and ticks are numbers, too. */
-#define LARGEST 1e280
-
 abar__axis abar__axis_make(double low, double high, bool logarithmic)
 {
-    if (isfinite(low) && isfinite(high)) {
-        low = fmin(fmax(low, logarithmic && low > 0.0 ? 1.0 / LARGEST : -LARGEST), LARGEST);
-        high = fmin(fmax(high, low), LARGEST);
-    }
     abar__axis axis = {.low = low, .high = high, .logarithmic = logarithmic && low > 0.0};
     if (!isfinite(low) || !isfinite(high)) axis = (abar__axis){.low = 0.0, .high = 1.0};
     if (axis.logarithmic) {

@@ -78,6 +78,19 @@ static void ticks_at_the_end_of_the_range_of_numbers_are_finite(void **state)
         }
 }
 
+static void ticks_of_an_axis_beyond_the_range_of_numbers_are_finite(void **state)
+{
+    char text[ABAR_REAL_TEXT_MAX];
+    abar__axis axis = {.low = 0.3, .high = 319.8, .logarithmic = true}; /* of a curve whose margin goes beyond 1e308 */
+    (void)state;
+    abar__axis_ticks(&axis, 0.0);
+    assert_true(axis.ticks >= 2);
+    for (int k = 0; k < axis.ticks; k++) {
+        assert_true(isfinite(axis.tick[k]));
+        assert_null(strstr(abar__tick_text(&axis, k, text), "inf"));
+    }
+}
+
 /* The number after the first occurrence of a text. */
 static int number_after(const char *svg, const char *text)
 {
@@ -143,6 +156,7 @@ int main(void)
         TEST(ticks_are_round_and_short),
         TEST(ticks_can_be_whole_numbers_only),
         TEST(ticks_at_the_end_of_the_range_of_numbers_are_finite),
+        TEST(ticks_of_an_axis_beyond_the_range_of_numbers_are_finite),
         TEST(titles_shrink_to_fit),
         TEST(heat_maps_are_rectangles_or_an_image),
     };
