@@ -39,7 +39,7 @@ static abar_status enqueue_step(abar_device *dev, const abar_optim *o, bool pass
     ABAR_TRY(ops->begin(dev, o->step));
     ABAR_TRY(ops->check(dev, o->step, 1.0, 0.0));
     if (o->curvature) {
-        ABAR_TRY(ops->keep(dev, o->step, NULL));
+        ABAR_TRY(ops->commit(dev, o->step, NULL, false));
         ABAR_TRY(ops->precondition(dev, o->step, false));
     }
     for (int i = 0; passes && i < o->n_passes; i++) ABAR_TRY(ops->pass(dev, o->step, i));
