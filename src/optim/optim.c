@@ -657,7 +657,8 @@ size_t abar__optim_rule_bytes(const abar_optim *o)
 size_t abar_optim_bytes(const abar_optim *o)
 {
     return book_bytes(o) + o->text_bytes + allocated_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
-           abar__optim_step_bytes(o) + abar__optim_extra_bytes(o) + abar__zero_bytes(o) + abar__pieces_bytes(&o->derived);
+           abar__optim_step_bytes(o) + abar__optim_extra_bytes(o) + abar__zero_bytes(o) +
+           (o->derived ? sizeof *o->derived + abar__pieces_bytes(o->derived) : 0);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)

@@ -170,7 +170,7 @@ struct abar_optim {
     abar__zero *zero; /* state and updates are divided among ranks; NULL: they are not */
     abar__compiled_step *step;
     abar__owners ranks;          /* ranks that divide refreshes; ranks 0: there is one */
-    abar__pieces derived;        /* what they send each other of these */
+    abar__pieces *derived;       /* what they send each other of these; NULL: nothing */
     abar__step_state step_state; /* as it was when it was last asked */
     double *to_mean;             /* (n_maps, 3) */
     abar__map_state *map_states;

@@ -87,14 +87,25 @@ static abar_status count_piece(void *user, int owner, void *memory, size_t bytes
     return ABAR_OK;
 }
 
+static void free_derived(abar_optim *o)
+{
+    if (!o->derived) return;
+    abar__pieces_release(o->derived);
+    abar__free(o->dev->ctx, o->derived, sizeof *o->derived);
+    o->derived = NULL;
+}
+
 abar_status abar__optim_divide(abar_optim *o, const abar__owners *owners)
 {
     piece_count most = {0};
-    abar__pieces_release(&o->derived);
+    free_derived(o);
     o->ranks = *owners;
     ABAR_TRY(ops_of(o)->share(o->dev, o->step, owners));
     ABAR_TRY(ops_of(o)->visit_derived(o->dev, o->step, true, count_piece, &most));
-    ABAR_TRY(abar__pieces_make(o->dev, owners, most.n, most.bytes, &o->derived));
+    if (most.n > 0) {
+        ABAR_TRY(abar__alloc(o->dev->ctx, sizeof *o->derived, (void **)&o->derived));
+        ABAR_TRY(abar__pieces_make(o->dev, owners, most.n, most.bytes, o->derived));
+    }
     return abar__zero_connect(o, owners);
 }
 
@@ -102,20 +113,20 @@ abar_status abar__optim_divide(abar_optim *o, const abar__owners *owners)
  * made later, because it could not be made then, and those that are spread over the steps, every rank makes. */
 bool abar__optim_divides(const abar_optim *o)
 {
-    if (o->derived.capacity == 0) return false;
+    if (!o->derived) return false;
     if (!o->dev->ops->stream) return true;
     const abar__cadence c = abar__curvature_cadence(o->curvature);
     return !c.spread && (c.every_commit ? abar_optim_observes(o) : abar__on_schedule(&c, o->k, 0));
 }
 
-bool abar__optim_meets(const abar_optim *o) { return o->derived.staged && abar__optim_divides(o); }
-abar_status abar__optim_meet(abar_optim *o) { return abar__pieces_meet(&o->derived); }
+bool abar__optim_meets(const abar_optim *o) { return abar__optim_divides(o) && o->derived->staged; }
+abar_status abar__optim_meet(abar_optim *o) { return abar__pieces_meet(o->derived); }
 
 /* ---- the end ---------------------------------------------------------------------------------------------------------- */
 
 void abar__optim_free_step(abar_optim *o)
 {
-    abar__pieces_release(&o->derived);
+    free_derived(o);
     if (o->step) ops_of(o)->destroy(o->dev, o->step);
     abar__free(o->dev->ctx, o->to_mean, o->to_mean ? (size_t)o->n_maps * 3 * sizeof *o->to_mean : 0);
     abar__free(o->dev->ctx, o->map_states, o->map_states ? (size_t)o->n_maps * sizeof *o->map_states : 0);
@@ -209,9 +220,9 @@ static abar_status run_first(abar_optim *o, const abar_step_config *c)
     const bool divided = abar__optim_divides(o);
     ABAR_TRY(ops->commit(o->dev, o->step, observed ? o->to_mean : NULL, divided));
     if (!divided) return ABAR_OK;
-    abar__pieces_begin(&o->derived);
-    ABAR_TRY(ops->visit_derived(o->dev, o->step, false, abar__pieces_add, &o->derived));
-    return abar__pieces_send(&o->derived);
+    abar__pieces_begin(o->derived);
+    ABAR_TRY(ops->visit_derived(o->dev, o->step, false, abar__pieces_add, o->derived));
+    return abar__pieces_send(o->derived);
 }
 
 static abar_status run_rest(abar_optim *o)
@@ -219,7 +230,7 @@ static abar_status run_rest(abar_optim *o)
     const abar__step_ops *ops = ops_of(o);
     abar__curvature *cv = o->curvature;
     const bool divided = abar__optim_divides(o);
-    if (divided) ABAR_TRY(abar__pieces_take(&o->derived));
+    if (divided) ABAR_TRY(abar__pieces_take(o->derived));
     if (divided && ops->settle) ABAR_TRY(ops->settle(o->dev, o->step));
     const int before = o->two_passes && o->n_passes > 0 ? 1 : 0; /* momentum, which is then preconditioned */
     for (int i = 0; i < before; i++) ABAR_TRY(ops->pass(o->dev, o->step, i));

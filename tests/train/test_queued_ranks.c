@@ -70,8 +70,8 @@ static int divide_some(fixture *f, abar_setup *setup)
         need(f, abar__stepper_begin(&j->e.stepper, &parts));
         if (abar__parts_meet(&parts, ABAR_STAGE_COMMIT) != (k % 2 == 0) || (parts.kind >= 2) != (k % 2 == 0)) return 3;
         (void)queued_step_of(j, k, -1);
-        for (int i = 0; i < j->e.optim->derived.n; i++, all++)
-            owned += j->e.optim->derived.list[i].owner == abar_comm_rank(comm);
+        for (int i = 0; i < j->e.optim->derived->n; i++, all++)
+            owned += j->e.optim->derived->list[i].owner == abar_comm_rank(comm);
         if (owned == 0 || owned == all) return 4;
     }
     drop(j);
