@@ -221,7 +221,7 @@ static int closing_part(abar_comm *c, abar_context *ctx, board *b)
 static void local_close_ends_ranks_that_hang(void **state)
 {
     (void)state;
-    run_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 0.5, .may_fail = 2 + 4}, closing_part);
+    run_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 4, .may_fail = 2 + 4}, closing_part);
 }
 
 int main(void)
