@@ -349,6 +349,27 @@ static void measurements_stay_where_a_measured_step_was_skipped(void **state)
     }
 }
 
+/* Ranks that divide refreshes need a list of owners: it is in the bytes of the step, from the moment when it is made. */
+static void refreshes_that_ranks_divide_are_in_the_bytes_of_the_step(void **state)
+{
+    static const int cases[] = {RIG_FOOF, RIG_KFAC, RIG_EIGEN};
+    const abar__owners two = {.rank = 1, .ranks = 2}, one = {.ranks = 1};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
+        rig r;
+        rig_open(&r, *state, &rig_configs[cases[i]]);
+        const abar__step_ops *ops = r.side.dev->ops->step;
+        abar__compiled_step *step = r.side.optim->step;
+        const size_t bytes = ops->bytes(step), held = abar_context_memory(r.ctx).now;
+        NEED(&r, ops->share(r.side.dev, step, &two));
+        assert_true(abar_context_memory(r.ctx).now > held);
+        assert_int_equal(ops->bytes(step) - bytes, abar_context_memory(r.ctx).now - held);
+        NEED(&r, ops->share(r.side.dev, step, &one));
+        assert_int_equal(ops->bytes(step), bytes);
+        assert_int_equal(abar_context_memory(r.ctx).now, held);
+        rig_close(&r);
+    }
+}
+
 #define CASE(f) cmocka_unit_test_prestate(f, (void *)(uintptr_t)device)
 
 static int cases_beside_ref(const char *device, struct CMUnitTest *out)
@@ -366,6 +387,7 @@ static int cases_beside_ref(const char *device, struct CMUnitTest *out)
         CASE(losses_of_micro_batches_are_summed_in_the_result),
         CASE(measured_products_are_those_of_what_the_step_takes_off),
         CASE(measurements_stay_where_a_measured_step_was_skipped),
+        CASE(refreshes_that_ranks_divide_are_in_the_bytes_of_the_step),
         CASE(shadows_are_the_rounded_weights), /* of a device with a queue */
     };
     memcpy(out, cases, sizeof cases);

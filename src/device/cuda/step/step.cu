@@ -242,7 +242,7 @@ static size_t bytes(const abar__compiled_step *p)
            (p->m.multiplier ? abar__cuda_multiplier_bytes(p->m.multiplier) : 0) +
            (p->orthogonaliser ? abar__cuda_orthogonaliser_bytes(p->orthogonaliser) : 0) +
            (p->blocks ? abar__cuda_block_stages_bytes(p->blocks) : 0) + (p->extra ? abar__cuda_extra_bytes(p->extra) : 0) +
-           (p->natural ? abar__cuda_natural_bytes(p->natural) : 0);
+           (p->natural ? abar__cuda_natural_bytes(p->natural) : 0) + (p->owned ? p->owned->bytes : 0);
 }
 
 /* ---- stepping ----------------------------------------------------------------------------------------------------- */
