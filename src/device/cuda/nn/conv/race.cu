@@ -166,7 +166,7 @@ static abar_status run_race(race *r, const track *t)
     return ABAR_OK;
 }
 
-/* measured: false where there is no memory for it, as when the memory of too large a batch is planned. */
+/* measured: false where there is no memory for it, as when the memory of too large a batch is planned, or for its graphs. */
 static abar_status measure(const abar__op *op, race *r, bool *measured)
 {
     abar__cuda *cuda = abar__cuda_of(op->dev);
@@ -174,7 +174,6 @@ static abar_status measure(const abar__op *op, race *r, bool *measured)
     abar__cuda_nn_state *nn;
     track t = {};
     abar_status status = open_track(op, r, &t);
-    *measured = status >= 0;
     if (status >= 0) {
         cuda->stream = t.stream;
         status = run_race(r, &t);
@@ -183,6 +182,7 @@ static abar_status measure(const abar__op *op, race *r, bool *measured)
         if (status >= 0) status = bound;
     }
     close_track(op->dev, &t);
+    *measured = status >= 0;
     return status == ABAR_E_MEMORY ? ABAR_OK : status;
 }
 
@@ -278,7 +278,8 @@ static abar_status create(abar__op *op)
         return ABAR_E_UNSUPPORTED;
     ABAR_TRY(make_side(op, OURS, &ours));
     release_side(&ours);
-    if (abar__cuda_dnn(op->dev, &nn) == ABAR_E_BACKEND) return ABAR_E_UNSUPPORTED;
+    const abar_status opened = abar__cuda_dnn(op->dev, &nn);
+    if (opened < 0) return opened == ABAR_E_BACKEND ? ABAR_E_UNSUPPORTED : opened;
     ABAR_TRY(abar__alloc(op->dev->ctx, sizeof(race), &op->priv));
     op->priv_bytes = sizeof(race);
     race *r = (race *)op->priv;
