@@ -26,8 +26,7 @@ void abar__ns_blas_close(abar__ns_blas *blas)
     blas->handle = NULL;
 }
 
-/* ---- descriptions
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- descriptions --------------------------------------------------------------------------------------------- */
 
 static cublasStatus_t make_layout(const abar__ns_blas *blas, int64_t rows, int64_t columns, int32_t batch,
                                   cublasLtMatrixLayout_t *out)
@@ -79,8 +78,7 @@ static cublasStatus_t ask(const abar__ns_blas *blas, const abar__ns_product *p, 
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-/* ---- running
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- running -------------------------------------------------------------------------------------------------- */
 
 /* One product of a group: d = alpha a b + beta c. */
 typedef struct operands {
@@ -122,8 +120,7 @@ abar_status abar__ns_products_run(abar_device *dev, const abar__ns_blas *blas, c
     return ABAR_OK;
 }
 
-/* ---- choosing
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- choosing ------------------------------------------------------------------------------------------------- */
 
 /* Milliseconds of REPEAT runs; negative: it does not run. */
 static float time_of(abar_device *dev, const abar__ns_blas *blas, const abar__ns_product *p, const operands *o,
@@ -158,6 +155,7 @@ static cublasStatus_t choose_fastest(abar_device *dev, const abar__ns_blas *blas
         candidate.algo = advice[i].algo;
         candidate.workspace = advice[i].workspaceSize;
         const float ms = time_of(dev, blas, &candidate, o, events);
+        if (ms < 0.0f) (void)cudaGetLastError(); /* the next launch is not to be blamed for it */
         if (ms < 0.0f || (chosen >= 0 && ms >= best)) continue;
         chosen = i;
         best = ms;
@@ -180,6 +178,7 @@ static cublasStatus_t choose_first(abar_device *dev, const abar__ns_blas *blas, 
         p->algo = advice[i].algo;
         p->workspace = ABAR_NS_WORKSPACE;
         if (!multiply(dev, blas, p, all)) return CUBLAS_STATUS_SUCCESS; /* it runs on the whole group, too */
+        (void)cudaGetLastError();                                       /* the next launch is not to be blamed for it */
     }
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
