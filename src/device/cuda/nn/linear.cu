@@ -27,12 +27,12 @@ static int64_t row_count(const abar__op *op) { return abar__lt_rows(op); }
 
 /* ---- making ----------------------------------------------------------------------------------------------------- */
 
-static void release_parts(const abar_device *dev, linear *l)
+static void release_parts(linear *l)
 {
     for (int i = 0; i < 2; i++) {
-        abar__lt_release(dev, &l->parts[i].y);
-        abar__lt_release(dev, &l->parts[i].dx);
-        abar__lt_release(dev, &l->parts[i].dw);
+        abar__lt_release(&l->parts[i].y);
+        abar__lt_release(&l->parts[i].dx);
+        abar__lt_release(&l->parts[i].dw);
         l->parts[i] = {};
     }
 }
@@ -40,10 +40,10 @@ static void release_parts(const abar_device *dev, linear *l)
 static void destroy(abar__op *op)
 {
     linear *l = (linear *)op->priv;
-    release_parts(op->dev, l);
-    abar__lt_release(op->dev, &l->dw_db);
-    abar__lt_release(op->dev, &l->y_gelu);
-    abar__lt_release(op->dev, &l->dx_slope);
+    release_parts(l);
+    abar__lt_release(&l->dw_db);
+    abar__lt_release(&l->y_gelu);
+    abar__lt_release(&l->dx_slope);
 }
 
 /* The products of one part: z is its columns of the output, w and dw are its rows. */
@@ -67,7 +67,7 @@ static cublasStatus_t make_part(const abar__op *op, const abar__cuda_nn_state *n
 static cublasStatus_t make_parts(const abar__op *op, const abar__cuda_nn_state *nn, linear *l, int64_t first_part)
 {
     const int64_t out = outputs(op);
-    release_parts(op->dev, l);
+    release_parts(l);
     l->n_parts = first_part < out ? 2 : 1;
     l->parts[0].outputs = l->parts[1].first = first_part;
     l->parts[1].outputs = out - first_part;
@@ -155,7 +155,7 @@ static abar_status create(abar__op *op)
 
 static abar_status multiply(abar__op *op, char *workspace, const product *p, const void *a, const void *b, float beta, void *d)
 {
-    return abar__lt_explain(op->dev, abar__lt_run(op->dev, workspace, p, a, b, beta, d));
+    return abar__lt_explain(op->dev, abar__lt_run(p, workspace, a, b, beta, d, abar__cuda_of(op->dev)->stream));
 }
 
 /* The rows of the weight that belong to this part. */
@@ -172,7 +172,7 @@ static void *columns_of(const abar__op *op, void *z, const part *p)
 
 static abar_status set_pointer(const abar__op *op, const product *p, cublasLtMatmulDescAttributes_t what, const void *pointer)
 {
-    return abar__lt_explain(op->dev, abar__lt_set(op->dev, p, what, &pointer, sizeof pointer));
+    return abar__lt_explain(op->dev, abar__lt_set(p, what, &pointer, sizeof pointer));
 }
 
 /* z, and y where it is another value, by one product. */

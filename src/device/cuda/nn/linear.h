@@ -1,27 +1,8 @@
-/* The products of a linear layer as cuBLASLt has them: how they are described, chosen and run.
- *
- * cuBLASLt is column-major: what is (R, C) here is a C x R matrix there, and every product is transposed. */
+/* The products of a linear layer in cuBLASLt (lt_product.h): which there are, and how they are chosen. */
 #ifndef ABAR_CUDA_NN_LINEAR_H
 #define ABAR_CUDA_NN_LINEAR_H
 
-#include "device/cuda/nn/cuda_nn_handles.h"
-
-#define ABAR_LT_WORKSPACE ((size_t)32 << 20) /* of a product, at most */
-
-typedef struct abar__lt_product {
-    cublasLtMatmulDesc_t desc; /* NULL: there is none */
-    cublasLtMatrixLayout_t a, b, d;
-    cublasLtMatmulAlgo_t algo;
-    size_t workspace;
-    cublasLtEpilogue_t epilogue;
-} abar__lt_product;
-
-/* One matrix of a product: its memory as (rows, width), and whether it is to be transposed. */
-typedef struct abar__lt_side {
-    cudaDataType_t type;
-    int64_t rows, width, pitch;
-    cublasOperation_t op;
-} abar__lt_side;
+#include "device/cuda/nn/lt_product.h"
 
 static inline bool abar__lt_is_gelu(abar__activation kind) { return kind == ABAR_ACT_GELU_ERF || kind == ABAR_ACT_GELU_TANH; }
 
@@ -82,25 +63,10 @@ static inline abar_status abar__lt_join(abar_device *dev)
 
 /* ---- linear_product.cu -------------------------------------------------------------------------------------------- */
 
-abar_status abar__lt_explain(abar_device *dev, cublasStatus_t status);
-/* cuBLASLt has no algorithm for such widths. */
-bool abar__lt_is_refusal(cublasStatus_t status);
-
-/* d (rows, width) = a and b multiplied in cuBLASLt's order, followed by the epilogue, by its first suggestion. What else a
- * GELU's epilogue reads or writes lies in memory as d does. A failure leaves something to release. */
+/* As abar__lt_open and abar__lt_lay_out, followed by the epilogue, by cuBLASLt's first suggestion. What else a GELU's epilogue
+ * reads or writes lies in memory as d does. */
 cublasStatus_t abar__lt_make(const abar_device *dev, const abar__cuda_nn_state *nn, abar__lt_side a, abar__lt_side b,
                              abar__lt_side d, cublasLtEpilogue_t epilogue, abar__lt_product *out);
-void abar__lt_release(const abar_device *dev, abar__lt_product *p); /* then there is none */
-cublasStatus_t abar__lt_set(const abar_device *dev, const abar__lt_product *p, cublasLtMatmulDescAttributes_t what,
-                            const void *value, size_t bytes);
-/* Up to `most` algorithms whose sums have a fixed order, for memory aligned like the arena, the most promising first. */
-cublasStatus_t abar__lt_ask(const abar__cuda_nn_state *nn, const abar__lt_product *p, int most,
-                            cublasLtMatmulHeuristicResult_t *out, int *found);
-/* Whether the algorithm runs p within the workspace, of which it sets the size. */
-bool abar__lt_fits(const abar__cuda_nn_state *nn, const abar__lt_product *p, const cublasLtMatmulAlgo_t *algo,
-                   size_t *workspace);
-cublasStatus_t abar__lt_run(abar_device *dev, char *workspace, const abar__lt_product *p, const void *a, const void *b,
-                            float beta, void *d);
 
 /* dw (and, with the epilogue BGRADB, db) of one part. */
 cublasStatus_t abar__lt_make_slope(const abar__op *op, const abar__cuda_nn_state *nn, const abar__lt_linear *l,

@@ -89,6 +89,18 @@ template <typename Work> static float time_of(const trial *t, Work work)
     return best / (float)REPEAT;
 }
 
+/* Enqueued on the stream in use. */
+static cublasStatus_t run(const trial *t, char *workspace, const abar__lt_product *p, const void *a, const void *b, void *d)
+{
+    return abar__lt_run(p, workspace, a, b, 0.0f, d, abar__cuda_of(t->dev)->stream);
+}
+
+/* The same of what its epilogue reads or writes. */
+static cublasStatus_t set_pointer(const abar__lt_product *p, cublasLtMatmulDescAttributes_t what, const void *pointer)
+{
+    return abar__lt_set(p, what, &pointer, sizeof pointer);
+}
+
 /* The factors of a product and its result. */
 typedef struct operands {
     const void *a, *b;
@@ -107,7 +119,8 @@ static void time_candidate(const trial *t, const abar__lt_product *p, const oper
     abar__lt_product with = *p;
     with.algo = c->algo;
     with.workspace = c->workspace;
-    c->ms = time_of(t, [&] { return !abar__lt_run(t->dev, t->workspace, &with, of->a, of->b, 0.0f, of->d); });
+    c->ms = time_of(t, [&] { return !run(t, t->workspace, &with, of->a, of->b, of->d); });
+    if (c->ms < 0.0f) (void)cudaGetLastError(); /* of one that does not work; the next launch is not to be blamed for it */
 }
 
 static bool is_faster(const candidate *a, const candidate *b) { return a->ms >= 0.0f && (b->ms < 0.0f || a->ms < b->ms); }
@@ -134,7 +147,7 @@ static void vary_cuts(const trial *t, const abar__lt_product *p, const operands 
         candidate c = *leader;
         if (api->cublasLtMatmulAlgoConfigSetAttribute(&c.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &cut, sizeof cut) ||
             api->cublasLtMatmulAlgoConfigSetAttribute(&c.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme) ||
-            !abar__lt_fits(t->nn, p, &c.algo, &c.workspace))
+            !abar__lt_fits(p, &c.algo, &c.workspace))
             continue;
         time_candidate(t, p, of, &c);
         if (is_faster(&c, best)) *best = c;
@@ -149,7 +162,7 @@ static float take_fastest(const trial *t, abar__lt_product *p, int64_t rows, ope
     candidate leaders[LEADERS] = {};
     int found;
     for (candidate &c : leaders) c.ms = -1.0f;
-    if (abar__lt_ask(t->nn, p, CANDIDATES, advice, &found)) return -1.0f;
+    if (abar__lt_ask(p, CANDIDATES, advice, &found)) return -1.0f;
     for (int i = 0; i < found; i++) {
         if (advice[i].state) continue;
         candidate c = {advice[i].algo, advice[i].workspaceSize, -1.0f};
@@ -168,10 +181,9 @@ static float take_fastest(const trial *t, abar__lt_product *p, int64_t rows, ope
 /* db is computed together with dw, or by a pass of its own: whichever is faster. */
 static void join_slope_and_bias(const abar__op *op, abar__lt_linear *l, const trial *t, float dw_ms)
 {
-    const void *db = t->db;
     if (abar__lt_make_slope(op, t->nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, &l->dw_db) ||
-        abar__lt_set(t->dev, &l->dw_db, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)) {
-        abar__lt_release(t->dev, &l->dw_db);
+        set_pointer(&l->dw_db, CUBLASLT_MATMUL_DESC_BIAS_POINTER, t->db)) {
+        abar__lt_release(&l->dw_db);
         return;
     }
     const float both = take_fastest(t, &l->dw_db, abar__lt_rows(op), {t->x, t->z, t->dw}),
@@ -180,7 +192,7 @@ static void join_slope_and_bias(const abar__op *op, abar__lt_linear *l, const tr
                                                   abar__lt_outputs(op), (float *)t->workspace, l->pitch);
                     return true;
                 });
-    if (both < 0.0f || dw_ms < 0.0f || both >= dw_ms + alone) abar__lt_release(t->dev, &l->dw_db);
+    if (both < 0.0f || dw_ms < 0.0f || both >= dw_ms + alone) abar__lt_release(&l->dw_db);
 }
 
 /* Milliseconds of the gradient of a bias and of an activation's argument, in one pass over dy (rows, width). */
@@ -196,29 +208,33 @@ static float time_gradient(const abar__op *op, const trial *t, abar__activation 
 /* z and its GELU come from one product, or from a product and a pass: whichever is faster. */
 static void join_gelu(const abar__op *op, abar__lt_linear *l, const trial *t, float y_ms)
 {
-    const void *bias = t->db, *z = t->beside;
     if (!l->y_gelu.desc) return;
-    if (op->desc.bias) abar__lt_set(t->dev, &l->y_gelu, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    abar__lt_set(t->dev, &l->y_gelu, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &z, sizeof z);
+    if ((op->desc.bias && set_pointer(&l->y_gelu, CUBLASLT_MATMUL_DESC_BIAS_POINTER, t->db)) ||
+        set_pointer(&l->y_gelu, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, t->beside)) {
+        abar__lt_release(&l->y_gelu);
+        return;
+    }
     const float both = take_fastest(t, &l->y_gelu, 0, {t->w, t->x, t->z}),
                 pass = time_of(t, [&] {
                     abar__cuda_activate(t->dev, op->desc.activation, t->z, t->beside, abar__lt_rows(op) * abar__lt_outputs(op));
                     return true;
                 });
-    if (both < 0.0f || y_ms < 0.0f || both >= y_ms + pass) abar__lt_release(t->dev, &l->y_gelu);
+    if (both < 0.0f || y_ms < 0.0f || both >= y_ms + pass) abar__lt_release(&l->y_gelu);
 }
 
 /* The derivative of the GELU before is applied by the product that makes dx, or by that map, together with the gradient of its
  * bias, which otherwise is a pass of its own: whichever is faster. */
 static void join_slope(const abar__op *op, abar__lt_linear *l, const trial *t, float dx_ms)
 {
-    const void *z = t->beside;
     if (!l->dx_slope.desc) return;
-    abar__lt_set(t->dev, &l->dx_slope, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &z, sizeof z);
+    if (set_pointer(&l->dx_slope, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, t->beside)) {
+        abar__lt_release(&l->dx_slope);
+        return;
+    }
     const float both = take_fastest(t, &l->dx_slope, 0, {t->w, t->z, t->x}),
                 bias_alone = time_gradient(op, t, ABAR_ACT_NONE, t->x, abar__lt_inputs(op)),
                 apart = time_gradient(op, t, op->desc.input_activation, t->x, abar__lt_inputs(op));
-    if (both < 0.0f || dx_ms < 0.0f || both + bias_alone >= dx_ms + apart) abar__lt_release(t->dev, &l->dx_slope);
+    if (both < 0.0f || dx_ms < 0.0f || both + bias_alone >= dx_ms + apart) abar__lt_release(&l->dx_slope);
 }
 
 /* The products of the backward pass run on two streams where that is faster by more than measurements differ. */
@@ -226,12 +242,8 @@ static bool is_faster_beside(const abar__op *op, const abar__lt_linear *l, const
 {
     const abar__lt_product *slope = abar__lt_slope(l, op->desc.activation == ABAR_ACT_NONE), *dx = abar__lt_dx(l);
     char *to = l->dx_slope.desc ? t->x : t->beside; /* not what is read meanwhile, if possible */
-    const auto make_slope = [&] {
-        return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace, slope, t->x, t->z, 0.0f, t->dw));
-    };
-    const auto make_dx = [&] {
-        return abar__lt_explain(t->dev, abar__lt_run(t->dev, t->workspace + ABAR_LT_WORKSPACE, dx, t->w, t->z, 0.0f, to));
-    };
+    const auto make_slope = [&] { return abar__lt_explain(t->dev, run(t, t->workspace, slope, t->x, t->z, t->dw)); };
+    const auto make_dx = [&] { return abar__lt_explain(t->dev, run(t, t->workspace + ABAR_LT_WORKSPACE, dx, t->w, t->z, to)); };
     if (l->n_parts != 1 || !op->desc.need_dx[0]) return false;
     const float apart = time_of(t, [&] { return make_slope() == ABAR_OK && make_dx() == ABAR_OK; });
     const float beside = time_of(t, [&] {
@@ -256,8 +268,9 @@ static abar_status measure(const abar__op *op, const abar__cuda_nn_state *nn, ab
     float y_ms = -1.0f, dw_ms = -1.0f, dx_ms = -1.0f;
     for (int i = 0; i < l->n_parts && status >= 0; i++) {
         abar__lt_part *p = &l->parts[i];
-        const void *bias = t.db;
-        if (op->desc.bias && !l->tail) abar__lt_set(op->dev, &p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+        if (op->desc.bias && !l->tail)
+            status = abar__lt_explain(op->dev, set_pointer(&p->y, CUBLASLT_MATMUL_DESC_BIAS_POINTER, t.db));
+        if (status < 0) break;
         if (i == 0) /* the first measurement is discarded: an idle device is slow at first */
             take_fastest(&t, &p->y, 0, {t.w, t.x, t.z});
         y_ms = take_fastest(&t, &p->y, 0, {t.w, t.x, t.z});
@@ -348,7 +361,7 @@ static abar_status remember(const abar__op *op, abar__autotune_cache *cache, aba
 }
 
 /* Gives p what was kept; false: it is no longer possible. */
-static bool recall_product(const abar__cuda_nn_state *nn, const char *text, abar__lt_product *p)
+static bool recall_product(const char *text, abar__lt_product *p)
 {
     uint64_t words[ALGORITHM_WORDS];
     int used = 0;
@@ -361,7 +374,7 @@ static bool recall_product(const abar__cuda_nn_state *nn, const char *text, abar
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
     memcpy(&algo, words, sizeof algo);
-    if (!abar__lt_fits(nn, p, &algo, &workspace)) return false;
+    if (!abar__lt_fits(p, &algo, &workspace)) return false;
     p->algo = algo;
     p->workspace = workspace;
     return true;
@@ -380,11 +393,11 @@ static bool recall(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_l
         const char *text = abar__autotune_cache_find(nn->products, problem);
         if (!text) return false;
         if (i >= DW_DB && strcmp(text, "none") == 0) {
-            abar__lt_release(op->dev, p);
+            abar__lt_release(p);
             continue;
         }
         if (i == DW_DB && abar__lt_make_slope(op, nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, p)) return false;
-        if (!p->desc || !recall_product(nn, text, p)) return false;
+        if (!p->desc || !recall_product(text, p)) return false;
     }
     problem_of(op, l, beside_name, 0, problem);
     const char *beside = abar__autotune_cache_find(nn->products, problem);
@@ -397,7 +410,7 @@ abar_status abar__lt_choose(const abar__op *op, abar__cuda_nn_state *nn, abar__l
     ABAR_TRY(open_cache(op->dev, nn));
     abar__lt_make_gelus(op, nn, l);
     if (recall(op, nn, l)) return ABAR_OK;
-    abar__lt_release(op->dev, &l->dw_db);
+    abar__lt_release(&l->dw_db);
     abar__lt_make_gelus(op, nn, l);
     ABAR_TRY(measure(op, nn, l));
     return remember(op, nn->products, l);

@@ -22,7 +22,7 @@ static void plan_scratch(abar__op *op)
     conv *c = (conv *)op->priv;
     const abar__dnn_choice *pass = c->choice->pass;
     const abar__dnn_choice *slope = &pass[ABAR_DNN_WEIGHTS];
-    const size_t element = slope->product.desc ? 0 : slope->graph.bf16_result ? sizeof(bf16) : sizeof(float);
+    const size_t element = slope->product.of.desc ? 0 : slope->graph.bf16_result ? sizeof(bf16) : sizeof(float);
     const size_t bias = op->desc.bias ? abar__cuda_bias_partials(op->dev, c->pixels, c->channels) : 0;
     const size_t data = op->desc.need_dx[0] ? abar__dnn_workspace(&pass[ABAR_DNN_DATA]) : 0;
     const size_t forward = abar__dnn_workspace(&pass[ABAR_DNN_FORWARD]);
@@ -77,7 +77,7 @@ static abar_status run(abar__op *op, cudnnHandle_t handle, cudaStream_t stream, 
     conv *c = (conv *)op->priv;
     const abar__dnn_choice *choice = &c->choice->pass[pass];
     void *const address[4] = {(void *)x, (void *)w, (void *)y, workspace};
-    if (!choice->product.desc) {
+    if (!choice->product.of.desc) {
         DNN_TRY(op->dev, abar__dnn_run(handle, &choice->plan, address, &c->pack[pass]));
         return ABAR_OK;
     }
@@ -116,7 +116,7 @@ static abar_status run_weights(abar__op *op, const abar__op_args *a, cudnnHandle
 {
     const conv *c = (conv *)op->priv;
     const abar__dnn_choice *choice = &c->choice->pass[ABAR_DNN_WEIGHTS];
-    const bool rounded = choice->graph.bf16_result, staged = !choice->product.desc && (rounded || a->accumulate);
+    const bool rounded = choice->graph.bf16_result, staged = !choice->product.of.desc && (rounded || a->accumulate);
     float *dw = (float *)a->dparam[0];
     ABAR_TRY(run(op, handle, stream, ABAR_DNN_WEIGHTS, a->x[0], staged ? (void *)scratch : dw, a->dy, scratch + c->slope,
                  a->accumulate ? 1.0f : 0.0f));

@@ -90,7 +90,8 @@ static bool pick_out(const offer *o, int i, abar__dnn_choice *out)
         }
     if (i >= o->algos) return false;
     out->product = o->product;
-    out->product.algo = o->algo[i];
+    out->product.of.algo = o->algo[i].algo;
+    out->product.of.workspace = o->algo[i].workspace;
     return true;
 }
 
@@ -98,7 +99,7 @@ static bool pick_out(const offer *o, int i, abar__dnn_choice *out)
 static void take_out(offer *o, int i, abar__dnn_choice *out)
 {
     pick_out(o, i, out);
-    if (out->product.desc) {
+    if (out->product.of.desc) {
         o->product = {};
         return;
     }
@@ -206,7 +207,7 @@ static void problem_of(const abar_device *dev, const abar__dnn_shape *shape, uns
 
 static const char *kind_of(const abar__dnn_choice *c)
 {
-    if (c->product.desc) return "product";
+    if (c->product.of.desc) return "product";
     return c->graph.bf16_result ? "bf16" : "float";
 }
 
@@ -217,8 +218,8 @@ static abar_status remember(abar__autotune_cache *cache, const char *problem, co
     char text[ABAR_AUTOTUNE_MAX];
     if (!cache) return ABAR_OK;
     const size_t n = (size_t)snprintf(text, sizeof text, "%s ", kind_of(c));
-    const bool whole = c->product.desc ? abar__conv_algo_write(&c->product, text + n, sizeof text - n)
-                                       : abar__dnn_plan_write(&c->plan, text + n, sizeof text - n);
+    const bool whole = c->product.of.desc ? abar__conv_algo_write(&c->product, text + n, sizeof text - n)
+                                          : abar__dnn_plan_write(&c->plan, text + n, sizeof text - n);
     if (!whole) return ABAR_OK;
     return abar__autotune_cache_put(cache, problem, text);
 }

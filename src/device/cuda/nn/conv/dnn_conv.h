@@ -7,6 +7,7 @@
 #define ABAR_CUDA_CONV_DNN_CONV_H
 
 #include "device/cuda/nn/cuda_nn_handles.h"
+#include "device/cuda/nn/lt_product.h"
 
 enum { ABAR_DNN_FORWARD, ABAR_DNN_DATA, ABAR_DNN_WEIGHTS, ABAR_DNN_PASSES };
 
@@ -83,13 +84,9 @@ typedef struct abar__conv_algo {
     size_t workspace;
 } abar__conv_algo;
 
-/* A pass as a product d = a b of matrices; desc NULL: there is none. */
+/* A pass as a product of matrices; of.desc NULL: there is none. */
 typedef struct abar__conv_product {
-    const abar__blas_api *api;
-    cublasLtHandle_t blas;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, d;
-    abar__conv_algo algo;
+    abar__lt_product of;
     int pass;
     int64_t pixels;
 } abar__conv_product;
@@ -120,12 +117,12 @@ typedef struct abar__dnn_choice {
     bool tried, found;
     abar__dnn_graph graph;
     abar__dnn_plan plan;
-    abar__conv_product product; /* desc NULL: cuDNN's plan */
+    abar__conv_product product; /* of.desc NULL: cuDNN's plan */
 } abar__dnn_choice;
 
 static inline size_t abar__dnn_workspace(const abar__dnn_choice *c)
 {
-    return c->product.desc ? c->product.algo.workspace : c->plan.workspace;
+    return c->product.of.desc ? c->product.of.workspace : c->plan.workspace;
 }
 
 /* ---- dnn_trial.cu: what a choice is worth -------------------------------------------------------------------------- */

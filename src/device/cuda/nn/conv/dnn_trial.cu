@@ -153,7 +153,7 @@ typedef struct attempt {
 
 static bool run(attempt *a, const abar__dnn_trial *t)
 {
-    if (a->choice->product.desc)
+    if (a->choice->product.of.desc)
         return abar__conv_product_run(&a->choice->product, t->address, 0.0f, a->stream) == CUBLAS_STATUS_SUCCESS;
     return abar__dnn_run(a->handle, &a->choice->plan, t->address, &a->pack) == CUDNN_STATUS_SUCCESS;
 }
