@@ -30,6 +30,18 @@ template <int D> __device__ static inline uint32_t rows_offset(int rows)
  * so that sums seldom need to be rescaled. */
 #define GROWTH 8.0f
 
+/* Whether the top of a query follows `high`, the largest of its scores in one step. */
+__device__ static inline bool is_far_ahead(float high, float top, float scale) { return high * scale > top * scale + GROWTH; }
+
+/* Raises the top of a query, where it does; the sum of before is to be multiplied by the result, as total is. */
+__device__ static inline float raise_top(float &top, float &total, float high, bool follows, float scale)
+{
+    const float now = follows ? high : top, shrink = power_of_two((top - now) * scale);
+    top = now;
+    total *= shrink;
+    return shrink;
+}
+
 template <int D> struct forward_state {
     uint32_t q[D / 16][4];
     float sum[D / 8][4], top[2], total[2];
@@ -48,7 +60,7 @@ template <int D> __device__ static inline void begin_forward(forward_state<D> &f
 
 /* Raises top to the scores p of one step where needed. Every query sees at least one key of the step. */
 template <int D>
-__device__ static inline void raise_top(forward_state<D> &f, const float (&p)[TILE_ROWS / 8][4], int chunks, float scale)
+__device__ static inline void raise_tops(forward_state<D> &f, const float (&p)[TILE_ROWS / 8][4], int chunks, float scale)
 {
     float high[2];
 #pragma unroll
@@ -58,13 +70,11 @@ __device__ static inline void raise_top(forward_state<D> &f, const float (&p)[TI
         for (int t = 1; t < TILE_ROWS / 8 && t < 2 * chunks; t++) high[h] = fmaxf(high[h], fmaxf(p[t][2 * h], p[t][2 * h + 1]));
         high[h] = lanes_max(high[h]);
     }
-    const bool first = high[0] * scale > f.top[0] * scale + GROWTH, second = high[1] * scale > f.top[1] * scale + GROWTH;
+    const bool first = is_far_ahead(high[0], f.top[0], scale), second = is_far_ahead(high[1], f.top[1], scale);
     if (!__any_sync(0xffffffffu, first || second)) return;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float top = (h ? second : first) ? high[h] : f.top[h], shrink = power_of_two((f.top[h] - top) * scale);
-        f.top[h] = top;
-        f.total[h] *= shrink;
+        const float shrink = raise_top(f.top[h], f.total[h], high[h], h ? second : first, scale);
 #pragma unroll
         for (int c = 0; c < D / 8; c++) f.sum[c][2 * h] *= shrink, f.sum[c][2 * h + 1] *= shrink;
     }
@@ -95,7 +105,7 @@ __device__ static inline void forward_step(const attention &a, int first, forwar
                 if (key >= a.length || (a.causal && key > query)) p[t][e] = -INFINITY;
             }
     }
-    raise_top(f, p, chunks, scale);
+    raise_tops(f, p, chunks, scale);
     const float zero[2] = {f.top[0] * scale, f.top[1] * scale};
 #pragma unroll
     for (int t = 0; t < TILE_ROWS / 8 && t < 2 * chunks; t++) {

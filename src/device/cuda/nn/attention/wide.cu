@@ -12,6 +12,18 @@
 
 #define LEAST_USE 0.75f /* of the rows of all groups */
 
+/* ---- blocks of queries -------------------------------------------------------------------------------------------------- */
+
+/* Tiles of keys that a block's queries see, and its groups that have queries. */
+__device__ static inline int tiles_of_block(const attention &a, const owner &o)
+{
+    return ((a.causal ? min(a.length, o.first + ROWS * GROUPS) : a.length) + ROWS - 1) / ROWS;
+}
+__device__ static inline unsigned groups_of_block(const attention &a, const owner &o)
+{
+    return (unsigned)min(GROUPS, (a.length - o.first + ROWS - 1) / ROWS);
+}
+
 /* ---- forward ------------------------------------------------------------------------------------------------------------ */
 
 /* 64 queries: sums as in steps.h. */
@@ -30,13 +42,11 @@ template <int C> __device__ static inline void raise_tops(query_sums &f, const f
         for (int t = 1; t < C / 8; t++) high[h] = fmaxf(high[h], fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
         high[h] = lanes_max(high[h]);
     }
-    const bool first = high[0] * scale > f.top[0] * scale + GROWTH, second = high[1] * scale > f.top[1] * scale + GROWTH;
+    const bool first = is_far_ahead(high[0], f.top[0], scale), second = is_far_ahead(high[1], f.top[1], scale);
     if (!__any_sync(0xffffffffu, first || second)) return;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float top = (h ? second : first) ? high[h] : f.top[h], shrink = power_of_two((f.top[h] - top) * scale);
-        f.top[h] = top;
-        f.total[h] *= shrink;
+        const float shrink = raise_top(f.top[h], f.total[h], high[h], h ? second : first, scale);
 #pragma unroll
         for (int t = 0; t < WIDTH / 8; t++) f.sum[4 * t + 2 * h] *= shrink, f.sum[4 * t + 2 * h + 1] *= shrink;
     }
@@ -91,12 +101,10 @@ static __global__ void __launch_bounds__(128 * GROUPS, 2)
     extern __shared__ uint4 tile_memory[];
     __shared__ __align__(8) uint64_t turns[1 + 2 * PLACES];
     const owner o = owner_of(a, ROWS * GROUPS, a.causal);
-    const int group = own_group(), first = o.first + group * ROWS;
-    const int end = a.causal ? min(a.length, o.first + ROWS * GROUPS) : a.length, tiles = (end + ROWS - 1) / ROWS;
+    const int group = own_group(), first = o.first + group * ROWS, tiles = tiles_of_block(a, o);
     const int own = a.causal ? min(tiles, first / ROWS + 1) : tiles; /* tiles that this group sees */
     const uint32_t q = (shared_address(tile_memory) + ALIGNED - 1) / ALIGNED * ALIGNED;
-    const ring r =
-        create_ring<PLACES>(q + GROUPS * TILE_SIZE, turns, 4u * (unsigned)min(GROUPS, (a.length - o.first + 63) / ROWS));
+    const ring r = create_ring<PLACES>(q + GROUPS * TILE_SIZE, turns, 4u * groups_of_block(a, o));
     if (threadIdx.x == 0) {
         turn_expect(r.own, GROUPS * TILE_SIZE);
         for (int g = 0; g < GROUPS; g++) bring_part(a, maps, o, 0, o.first + g * ROWS, q + (uint32_t)g * TILE_SIZE, r.own);
@@ -110,17 +118,14 @@ static __global__ void __launch_bounds__(128 * GROUPS, 2)
     turn_wait(r.own, 0);
     for (int j = 0; j < own; j++) {
         const int at = j * ROWS;
-        const uint32_t k = place_of_tile(r, j);
-        if (threadIdx.x == 0) bring_ahead(a, maps, o, r, j, tiles);
-        __syncwarp();
-        turn_wait(turn_of_tile(r.full, j), parity_of_tile(j));
+        const uint32_t k = await_tile(a, maps, o, r, j, tiles);
         if (a.length - at <= 16)
             forward_step<16, DROPS, true>(a, first, f, mine, k, at, when, strip.query);
         else if (at + ROWS > a.length || (a.causal && at == first))
             forward_step<ROWS, DROPS, true>(a, first, f, mine, k, at, when, strip.query);
         else
             forward_step<ROWS, DROPS, false>(a, first, f, mine, k, at, when, strip.query);
-        if (threadIdx.x % 32 == 0) turn_arrive(turn_of_tile(r.empty, j));
+        leave_tile(r, j);
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -213,12 +218,10 @@ static __global__ void __launch_bounds__(128 * GROUPS, 2)
     extern __shared__ uint4 tile_memory[];
     __shared__ __align__(8) uint64_t turns[1 + 2 * PLACES];
     const owner o = owner_of(a, ROWS * GROUPS, a.causal);
-    const int group = own_group(), first = o.first + group * ROWS;
-    const int end = a.causal ? min(a.length, o.first + ROWS * GROUPS) : a.length, tiles = (end + ROWS - 1) / ROWS;
-    const int own = a.causal ? min(tiles, first / ROWS + 1) : tiles;
+    const int group = own_group(), first = o.first + group * ROWS, tiles = tiles_of_block(a, o);
+    const int own = a.causal ? min(tiles, first / ROWS + 1) : tiles; /* tiles that this group sees */
     const uint32_t q = (shared_address(tile_memory) + ALIGNED - 1) / ALIGNED * ALIGNED, dy = q + GROUPS * TILE_SIZE;
-    const ring r =
-        create_ring<PLACES>(dy + GROUPS * TILE_SIZE, turns, 4u * (unsigned)min(GROUPS, (a.length - o.first + 63) / ROWS));
+    const ring r = create_ring<PLACES>(dy + GROUPS * TILE_SIZE, turns, 4u * groups_of_block(a, o));
     if (threadIdx.x == 0) {
         turn_expect(r.own, 2 * GROUPS * TILE_SIZE);
         for (int g = 0; g < GROUPS; g++) {
@@ -236,17 +239,14 @@ static __global__ void __launch_bounds__(128 * GROUPS, 2)
     turn_wait(r.own, 0);
     for (int j = 0; j < own; j++) {
         const int at = j * ROWS;
-        const uint32_t k = place_of_tile(r, j);
-        if (threadIdx.x == 0) bring_ahead(a, maps, o, r, j, tiles);
-        __syncwarp();
-        turn_wait(turn_of_tile(r.full, j), parity_of_tile(j));
+        const uint32_t k = await_tile(a, maps, o, r, j, tiles);
         if (a.length - at <= 16)
             query_step<16, DROPS, true>(a, first, s, mine, k, at, when, strip.query);
         else if (at + ROWS > a.length || (a.causal && at == first))
             query_step<ROWS, DROPS, true>(a, first, s, mine, k, at, when, strip.query);
         else
             query_step<ROWS, DROPS, false>(a, first, s, mine, k, at, when, strip.query);
-        if (threadIdx.x % 32 == 0) turn_arrive(turn_of_tile(r.empty, j));
+        leave_tile(r, j);
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {

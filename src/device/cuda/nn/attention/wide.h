@@ -107,6 +107,22 @@ __device__ static inline void bring_first(const attention &a, const attention_ma
     for (int j = 0; j < min(tiles, PLACES); j++) bring_keys(a, maps, o, j * ROWS, place_of_tile(r, j), turn_of_tile(r.full, j));
 }
 
+/* Tile j's place, when it has come; has tiles after it brought. By all threads of a group, and then leave_tile. */
+__device__ static inline uint32_t await_tile(const attention &a, const attention_maps &maps, const owner &o, const ring &r,
+                                             int j, int tiles)
+{
+    const uint32_t place = place_of_tile(r, j);
+    if (threadIdx.x == 0) bring_ahead(a, maps, o, r, j, tiles);
+    __syncwarp();
+    turn_wait(turn_of_tile(r.full, j), parity_of_tile(j));
+    return place;
+}
+
+__device__ static inline void leave_tile(const ring &r, int j)
+{
+    if (threadIdx.x % 32 == 0) turn_arrive(turn_of_tile(r.empty, j));
+}
+
 /* ---- products --------------------------------------------------------------------------------------------------------- */
 
 /* product (64, C) = the 64 rows at `left` times the transpose of the first C rows at `right`, later. */

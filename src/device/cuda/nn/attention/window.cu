@@ -226,8 +226,7 @@ __device__ static inline void backward_window(const attention &a, const attentio
         const float all = lanes_sum(seen[h]);
         const bool valid = row + 8 * h < a.length;
         const int64_t token = map->token[row + 8 * h];
-        if (m.columns && threadIdx.x % 4 == 0 && valid)
-            m.columns[(sample * a.heads + blockIdx.y) * a.tokens + token] = all * a.column_share;
+        store_column(a, m, sample, token, all, valid);
         if (!m.dqkv) continue;
         bf16 *to = (bf16 *)m.dqkv + (sample * a.tokens + token) * step + (int64_t)blockIdx.y * D;
         store_row<D>(to, dq, h, a.scale, valid);

@@ -63,4 +63,12 @@ __device__ static inline bool is_mixed(const attention &a, int window)
     return a.shift && (window % a.across == a.across - 1 || window >= a.windows - a.across);
 }
 
+/* A key's column, by the first of the four lanes that share its row, if valid; sum: of its probabilities. */
+__device__ static inline void store_column(const attention &a, const attention_memory &m, int64_t sample, int64_t token,
+                                           float sum, bool valid)
+{
+    if (m.columns && threadIdx.x % 4 == 0 && valid)
+        m.columns[(sample * a.heads + blockIdx.y) * a.tokens + token] = sum * a.column_share;
+}
+
 #endif
