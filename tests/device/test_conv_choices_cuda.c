@@ -1,8 +1,9 @@
 /* Convolutions whose kernels are chosen by measurement: a second start finds the choices of the first, measures nothing, and
- * computes the same bits. */
+ * computes the same bits. What the file of choices says is looked at. */
 #include "io/io_test.h"
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "cuda_testing.h"
 #include "op_instance.h"
 
@@ -90,10 +91,72 @@ static void second_start_measures_nothing(void **state)
     abar_context_destroy(ctx);
 }
 
+/* ---- a file of somebody else's ------------------------------------------------------------------------------------------- */
+
+/* Says "product" of every convolution whose plan is cuDNN's alone, with a sum that is right. */
+static void change_choices(const char *path)
+{
+    static char text[1 << 16], changed[1 << 16];
+    size_t n = 0;
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    for (char *line = strtok(text, "\n"); line && strncmp(line, "sum ", 4) != 0; line = strtok(NULL, "\n")) {
+        const int kept = strncmp(line, "conv ", 5) == 0 ? (int)strcspn(line, "\t") : (int)strlen(line);
+        n += (size_t)snprintf(changed + n, sizeof changed - n, "%.*s%s\n", kept, line,
+                              kept < (int)strlen(line) ? "\tproduct 130000 0 00" : "");
+        assert_true(n < sizeof changed);
+    }
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "%ssum %016llx\n", changed, (unsigned long long)abar__hash(ABAR_HASH_START, changed, n));
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Every file in the folder; returns how many there are. */
+static int change_files(const char *folder)
+{
+    int changed = 0;
+    DIR *files = opendir(folder);
+    assert_non_null(files);
+    for (struct dirent *entry; (entry = readdir(files));) {
+        char path[1024];
+        if (entry->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%.500s/%.255s", folder, entry->d_name);
+        change_choices(path);
+        changed++;
+    }
+    closedir(files);
+    return changed;
+}
+
+/* cuBLASLt is not even open where a plan of cuDNN's is looked for. */
+static void choice_of_a_library_that_was_not_asked_is_not_taken(void **state)
+{
+    const char *folder = *state;
+    abar_context *ctx;
+    op_inputs in;
+    op_outputs out;
+    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
+    assert_int_equal(setenv("ABAR_CACHE", folder, 1), 0);
+    op_inputs_create(&cases[0], &in);
+    for (int i = 0; i < 2; i++) {
+        start(ctx, &cases[0], ABAR_PRECISION_TF32, &in, &out);
+        op_outputs_free(&out);
+        if (i == 0) assert_in_range(change_files(folder), 1, 9);
+    }
+    op_inputs_free(&in);
+    unsetenv("ABAR_CACHE");
+    abar_context_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(second_start_measures_nothing, test_folder_setup, test_folder_teardown),
+        cmocka_unit_test_setup_teardown(choice_of_a_library_that_was_not_asked_is_not_taken, test_folder_setup,
+                                        test_folder_teardown),
     };
     const int missing = cuda_missing();
     if (missing) return missing;

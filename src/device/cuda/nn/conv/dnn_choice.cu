@@ -261,8 +261,9 @@ static bool recall(abar_device *dev, const abar__cuda_nn_state *nn, const abar__
 {
     const char *text = abar__autotune_cache_find(nn->autotune, problem), *rest;
     if (!text) return false;
-    if (begins(text, "product", &rest)) return recall_product(dev, nn, &conv->shape, pass, rest, c);
-    return recall_plan(dev, nn, &conv->shape, pass, text, c);
+    if (begins(text, "product", &rest))
+        return conv->from & ABAR_CONV_BLAS && recall_product(dev, nn, &conv->shape, pass, rest, c);
+    return conv->from & ABAR_CONV_DNN && recall_plan(dev, nn, &conv->shape, pass, text, c);
 }
 
 /* ---- a convolution's choices ---------------------------------------------------------------------------------------- */
