@@ -19,7 +19,8 @@
 #define KEY_PLACES 3
 #define ALIGNED 1024
 
-/* Where the copy engine finds the rows: channels of a head, heads (of q, k and v one after another), tokens, samples. */
+/* Tensor maps of the copy engine, of four dimensions: columns of a head, heads (of q, k and v one after another), tokens,
+ * samples. */
 typedef struct attention_maps {
     CUtensorMap qkv, dy;
 } attention_maps;
@@ -66,11 +67,13 @@ __device__ static inline void bring_queries(const attention &a, const attention_
     box_bring(to + TILE_SIZE, &maps.dy, 0, o.head, at, (int)o.sample, turn);
 }
 
-/* The places of a block and its barriers: own, when the block's own rows have come; full and empty, one of each per place. */
+/* Where the places of a block begin, and its barriers in shared memory: own, whose phase ends when the block's own rows have
+ * come; full and empty, one of each per place. */
 typedef struct ring {
     uint32_t at, own, full, empty;
 } ring;
 
+/* arrivals: warps that leave a place before it is brought anew. */
 template <int places> __device__ static inline ring create_ring(uint32_t at, const uint64_t *turns, unsigned arrivals)
 {
     const ring r = {at, shared_address(turns), shared_address(turns + 1), shared_address(turns + 1 + places)};

@@ -81,10 +81,7 @@ static abar_status run(abar__op *op, cudnnHandle_t handle, cudaStream_t stream, 
         DNN_TRY(op->dev, abar__dnn_run(handle, &choice->plan, address, &c->pack[pass]));
         return ABAR_OK;
     }
-    const cublasStatus_t status = abar__conv_product_run(&choice->product, address, beta, stream);
-    if (status == CUBLAS_STATUS_SUCCESS) return ABAR_OK;
-    return abar__fail(op->dev->ctx, ABAR_E_BACKEND, "device cuda: cuBLASLt: %s",
-                      abar__blas_api_of(op->dev)->cublasLtGetStatusString(status));
+    return abar__lt_explain(op->dev, abar__conv_product_run(&choice->product, address, beta, stream));
 }
 
 static const void *weight_of(const abar__op *op, const abar__op_args *a)

@@ -64,16 +64,16 @@ static void release_side(abar__op *side)
 enum { X, Y, DY, DX, SHADOW, DW, BIAS, DB, SCRATCH, PARTS };
 
 /* Memory as the layer will have it, random numbers in it, a stream that can be captured, and events. */
-typedef struct track {
+typedef struct trial {
     void *memory;
     size_t bytes;
     abar__op_args args;
     abar__run run;
     cudaStream_t stream;
     cudaEvent_t begin, end;
-} track;
+} trial;
 
-static void close_track(abar_device *dev, track *t)
+static void close_trial(abar_device *dev, trial *t)
 {
     if (t->end) cudaEventDestroy(t->end);
     if (t->begin) cudaEventDestroy(t->begin);
@@ -81,7 +81,7 @@ static void close_track(abar_device *dev, track *t)
     abar_device_free(dev, t->memory, t->bytes);
 }
 
-static void settle(const abar__op *op, char *const at[PARTS], track *t)
+static void set_arguments(const abar__op *op, char *const at[PARTS], trial *t)
 {
     abar__op_args *a = &t->args;
     t->run.training = true;
@@ -95,7 +95,7 @@ static void settle(const abar__op *op, char *const at[PARTS], track *t)
 }
 
 /* The parts that hold bf16 numbers come first. */
-static abar_status open_track(const abar__op *op, const race *r, track *t)
+static abar_status open_trial(const abar__op *op, const race *r, trial *t)
 {
     abar_device *dev = op->dev;
     const abar_window *w = &op->desc.window;
@@ -116,7 +116,7 @@ static abar_status open_track(const abar__op *op, const race *r, track *t)
     at[0] = abar__cuda_workspace(t->memory);
     for (int i = 0; i + 1 < PARTS; i++) at[i + 1] = at[i] + abar__round_up(part[i], ABAR_CUDA_ALIGN);
     for (int i = 0; i <= SHADOW; i++) numbers += abar__round_up(part[i], ABAR_CUDA_ALIGN) / sizeof(bf16);
-    settle(op, at, t);
+    set_arguments(op, at, t);
     abar__trial_fill(dev, at[0], (int64_t)numbers);
     CUDA_TRY(dev, cudaMemsetAsync(at[DW], 0, (size_t)(at[SCRATCH] - at[DW]), abar__cuda_of(dev)->stream));
     CUDA_TRY(dev, cudaEventCreate(&t->begin));
@@ -127,7 +127,7 @@ static abar_status open_track(const abar__op *op, const race *r, track *t)
 }
 
 /* Milliseconds of one of several captured calls, the best of several launches. */
-static abar_status time_calls(abar__op *side, int direction, const track *t, float *best)
+static abar_status time_calls(abar__op *side, int direction, const trial *t, float *best)
 {
     abar_device *dev = side->dev;
     const abar__stream_ops *queue = dev->ops->stream;
@@ -156,7 +156,7 @@ static abar_status time_calls(abar__op *side, int direction, const track *t, flo
     return status;
 }
 
-static abar_status run_race(race *r, const track *t)
+static abar_status run_race(race *r, const trial *t)
 {
     float ms[SIDES];
     for (int direction = 0; direction < DIRECTIONS; direction++) {
@@ -172,8 +172,8 @@ static abar_status measure(const abar__op *op, race *r, bool *measured)
     abar__cuda *cuda = abar__cuda_of(op->dev);
     const cudaStream_t stream = cuda->stream;
     abar__cuda_nn_state *nn;
-    track t = {};
-    abar_status status = open_track(op, r, &t);
+    trial t = {};
+    abar_status status = open_trial(op, r, &t);
     if (status >= 0) {
         cuda->stream = t.stream;
         status = run_race(r, &t);
@@ -181,7 +181,7 @@ static abar_status measure(const abar__op *op, race *r, bool *measured)
         const abar_status bound = abar__cuda_dnn(op->dev, &nn); /* cuDNN leaves t's stream */
         if (status >= 0) status = bound;
     }
-    close_track(op->dev, &t);
+    close_trial(op->dev, &t);
     *measured = status >= 0;
     return status == ABAR_E_MEMORY ? ABAR_OK : status;
 }
