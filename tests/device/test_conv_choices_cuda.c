@@ -151,9 +151,56 @@ static void choice_of_a_library_that_was_not_asked_is_not_taken(void **state)
     abar_context_destroy(ctx);
 }
 
+/* ---- too little memory -------------------------------------------------------------------------------------------------- */
+
+/* Opens a device and makes the operation, whose k-th allocation of the host's memory fails; returns whether it came to that. */
+static bool make_with_failure(const op_case *c, long k)
+{
+    test_memory memory;
+    abar_context *ctx = test_context(&memory);
+    const abar_device_config config = cuda_config(ABAR_PRECISION_BF16, false);
+    abar__op_desc d = op_case_desc(c);
+    abar_device *dev;
+    abar__op *op;
+    d.in_layout[0] = d.out_layout = ABAR_LAYOUT_NHWC;
+    assert_int_equal(abar_device_open(ctx, "cuda", &config, &dev), ABAR_OK);
+    memory.calls = 0;
+    memory.fail_at = k;
+    const abar_status status = abar__op_create(dev, &d, &op);
+    const bool failed = memory.calls >= k;
+    memory.fail_at = 0;
+    if (status != ABAR_OK && !(failed && status == ABAR_E_MEMORY)) fail_msg("allocation %ld: %s", k, abar_context_error(ctx));
+    abar__op_destroy(op);
+    abar_device_close(dev);
+    test_context_end(ctx, &memory);
+    return failed;
+}
+
+/* The choices are there, so that nothing is measured. */
+static void operation_without_memory_is_not_made_and_leaves_nothing(void **state)
+{
+    const op_case *c = &cases[sizeof cases / sizeof *cases - 1];
+    abar_context *ctx;
+    op_inputs in;
+    op_outputs out;
+    long k = 1;
+    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
+    assert_int_equal(setenv("ABAR_CACHE", *state, 1), 0);
+    op_inputs_create(c, &in);
+    start(ctx, c, ABAR_PRECISION_BF16, &in, &out);
+    op_outputs_free(&out);
+    op_inputs_free(&in);
+    abar_context_destroy(ctx);
+    while (make_with_failure(c, k)) k++;
+    assert_in_range(k, 4, 1000);
+    unsetenv("ABAR_CACHE");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(operation_without_memory_is_not_made_and_leaves_nothing, test_folder_setup,
+                                        test_folder_teardown),
         cmocka_unit_test_setup_teardown(second_start_measures_nothing, test_folder_setup, test_folder_teardown),
         cmocka_unit_test_setup_teardown(choice_of_a_library_that_was_not_asked_is_not_taken, test_folder_setup,
                                         test_folder_teardown),
