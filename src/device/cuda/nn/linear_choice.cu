@@ -405,6 +405,7 @@ static bool recall(const abar__op *op, const abar__cuda_nn_state *nn, abar__lt_l
     return beside != NULL;
 }
 
+/* Without memory for trials, as when the memory of too large a batch is planned, cuBLASLt's first suggestions stay. */
 abar_status abar__lt_choose(const abar__op *op, abar__cuda_nn_state *nn, abar__lt_linear *l)
 {
     ABAR_TRY(open_cache(op->dev, nn));
@@ -412,6 +413,7 @@ abar_status abar__lt_choose(const abar__op *op, abar__cuda_nn_state *nn, abar__l
     if (recall(op, nn, l)) return ABAR_OK;
     abar__lt_release(&l->dw_db);
     abar__lt_make_gelus(op, nn, l);
-    ABAR_TRY(measure(op, nn, l));
-    return remember(op, nn->products, l);
+    const abar_status status = measure(op, nn, l);
+    if (status == ABAR_E_MEMORY) return ABAR_OK;
+    return status < 0 ? status : remember(op, nn->products, l);
 }
