@@ -251,7 +251,7 @@ static int say_failure(const cli *c, const abar_compare *compare, abar_status st
     char file[32];
     const char *label = strcmp(c->command->name, "compare") == 0 ? abar_compare_failed(compare) : NULL; /* no label of a flag */
     snprintf(file, sizeof file, "%s.json", c->command->name);
-    if (label && status == ABAR_E_ARGUMENT) return flags_refuse(c, label, status);
+    if (label && (status == ABAR_E_ARGUMENT || status == ABAR_E_UNSUPPORTED)) return flags_refuse(c, label, status);
     return ranks_fail(c, status, abar_compare_dir(compare), file);
 }
 

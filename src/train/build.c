@@ -104,6 +104,14 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
     return abar_dataset_open(ctx, train->data, &config, out);
 }
 
+abar_status abar__batch_check(abar_context *ctx, const abar_train_config *train, const abar_dataset_info *info)
+{
+    if (info->train >= train->batch) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples%s, choose less",
+                      (long long)train->batch, (long long)info->train,
+                      train->validation > 0.0 ? " that --validation leaves" : "");
+}
+
 abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out)
 {
     static const abar_precision precisions[] = {[ABAR_CHOICE_FP32] = ABAR_PRECISION_FP32,

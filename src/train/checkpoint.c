@@ -49,22 +49,29 @@ static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *out
     return abar__file_contains(ctx, path, "{\"epoch\": 2,", out);
 }
 
+abar_status abar__folder_vacant(abar_context *ctx, const char *dir)
+{
+    static const char *const other[][2] = {{"compare.json", "comparison"}, {"sweep.json", "sweep"}, {"tune.json", "tuning"}};
+    char path[ABAR_RUN_PATH_MAX];
+    ABAR_TRY(abar__run_path(ctx, dir, "state.safetensors", path));
+    if (abar__path_exists(path))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: already holds a run, add --resume %s to continue or choose another --out",
+                          dir, dir);
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
+        ABAR_TRY(abar__run_path(ctx, dir, other[i][0], path));
+        if (abar__path_exists(path))
+            return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: already holds a %s, choose another --out", dir, other[i][1]);
+    }
+    return ABAR_OK;
+}
+
 /* Refuses a folder that holds another run, or one whose checkpoint was removed. */
 static abar_status check_folder(abar_trainer *t, bool resume, bool there)
 {
     const char *dir = t->setup->train.out;
-    char path[ABAR_RUN_PATH_MAX];
-    if (there && !resume)
-        return abar__fail(t->ctx, ABAR_E_ARGUMENT,
-                          "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
-    static const char *const other[][2] = {{"compare.json", "comparison"}, {"sweep.json", "sweep"}, {"tune.json", "tuning"}};
-    for (size_t i = 0; i < sizeof other / sizeof *other && !resume; i++) {
-        ABAR_TRY(abar__run_path(t->ctx, dir, other[i][0], path));
-        if (abar__path_exists(path))
-            return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: already holds a %s, choose another --out", dir, other[i][1]);
-    }
+    if (!resume) return abar__folder_vacant(t->ctx, dir);
     bool lost = false;
-    if (resume && !there) ABAR_TRY(lost_checkpoint(t->ctx, dir, &lost));
+    if (!there) ABAR_TRY(lost_checkpoint(t->ctx, dir, &lost));
     if (lost)
         return abar__fail(
             t->ctx, ABAR_E_NOT_FOUND,

@@ -125,7 +125,7 @@ static const char *named(const cJSON *root, const char *name)
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "train"), name));
 }
 
-abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)
+static abar_status read_setup(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)
 {
     ABAR_TRY(check_root(ctx, label, root));
     const char *model = named(root, "model"), *data = named(root, "data"), *optim = named(root, "optim");
@@ -144,6 +144,26 @@ abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *
     }
     *out = setup;
     return ABAR_OK;
+}
+
+/* "0.10.0" is newer than "0.9.1". */
+static bool is_newer(const char *version, const char *than)
+{
+    int a[3], b[3];
+    if (sscanf(version, "%d.%d.%d", &a[0], &a[1], &a[2]) != 3 || sscanf(than, "%d.%d.%d", &b[0], &b[1], &b[2]) != 3)
+        return false;
+    for (int i = 0; i < 3; i++)
+        if (a[i] != b[i]) return a[i] > b[i];
+    return false;
+}
+
+abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)
+{
+    const char *version = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "abar"));
+    const abar_status status = read_setup(ctx, label, root, out);
+    if (status >= 0 || status == ABAR_E_MEMORY || !version || !is_newer(version, abar_version())) return status;
+    return abar__fail(ctx, status, "%s (it was written by abar %.20s, this is %s: use that version)", abar_context_error(ctx),
+                      version, abar_version());
 }
 
 abar_status abar__json_parse(abar_context *ctx, const char *label, const char *json, size_t n, cJSON **out)

@@ -2,6 +2,8 @@
 #include "data/data_impl.h"
 #include "train/train_impl.h"
 
+#include <string.h>
+
 /* While a checkpoint is written: buffers for logs and texts, and the header's entry of each tensor. */
 #define WRITING_BYTES (16u << 10)
 #define WRITING_BYTES_PER_TENSOR 400u
@@ -159,6 +161,68 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
     abar__struct_write(&plan, sizeof plan, out);
     return ABAR_OK;
 }
+
+/* ---- what a run would refuse ------------------------------------------------------------------------------------------ */
+
+static abar_status try_optim(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev)
+{
+    const abar_train_config *train = &setup->train;
+    const abar__net_request request = {.batch = abar__micro_of(train), .training = true, .plan_only = true};
+    abar_net *net;
+    ABAR_TRY(abar__net_build(ctx, setup, info, dev, &request, &net));
+    abar_status status = abar__optim_check(ctx, setup, dev, net);
+    const abar_net *known = info->text ? NULL : net; /* a text's vocabulary is not */
+    if (status == ABAR_OK && train->init[0]) status = abar__weights_check(ctx, train->init, known);
+    abar_net_destroy(net);
+    return status;
+}
+
+/* Data that are not there, or cannot be read, are left to whoever reads them. */
+static abar_status look_for_data(abar_context *ctx, const abar_setup *setup, bool *found)
+{
+    abar_dataset_probe probe = {.size = sizeof probe};
+    *found = true;
+    if (abar__is_own_data(setup)) return ABAR_OK;
+    ABAR_TRY(abar__data_probe(ctx, setup, &probe));
+    *found = probe.found;
+    return ABAR_OK;
+}
+
+/* What is known of data that were not read: an index of images takes too long, files may have more samples than published. */
+static abar_status try_data(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
+{
+    const abar_train_config *train = &setup->train;
+    if (abar__is_streamed(train)) return abar__data_look(ctx, setup, info);
+    ABAR_TRY(plan_data(ctx, setup, info, plan));
+    const bool counted = train->limit_train > 0 || abar__is_own_data(setup) || strcmp(train->data, "synthetic") == 0;
+    return counted && !info->text ? abar__batch_check(ctx, train, info) : ABAR_OK;
+}
+
+static abar_status open_device(abar_context *ctx, const abar_setup *setup, bool on_host, abar_device **out)
+{
+    const abar_device_config config = {.size = sizeof config, .threads = 1, .precision = ABAR_PRECISION_FP32};
+    return on_host ? abar_device_open(ctx, "cpu", &config, out) : abar__device_open(ctx, setup, out);
+}
+
+abar_status abar__setup_try(abar_context *ctx, const abar_setup *setup, bool on_host)
+{
+    abar_memory_plan plan = {0};
+    abar_dataset_info info;
+    abar_device *dev;
+    bool found;
+    ABAR_TRY(abar_setup_check(ctx, setup));
+    ABAR_TRY(look_for_data(ctx, setup, &found));
+    if (!found) return ABAR_OK;
+    ABAR_TRY(try_data(ctx, setup, &info, &plan));
+    if (!info.text && info.classes < 1) return ABAR_OK; /* a folder that cannot be read */
+    ABAR_TRY(open_device(ctx, setup, on_host, &dev));
+    abar_status status = try_optim(ctx, setup, &info, dev);
+    if (status == ABAR_OK) status = plan_net(ctx, setup, &info, dev, &plan);
+    abar_device_close(dev);
+    return status;
+}
+
+/* ---- tables ------------------------------------------------------------------------------------------------------------ */
 
 /* A net without memory, of batch 1. */
 static abar_status open_net(abar_context *ctx, const abar_setup *setup, abar_device **dev, abar_net **net)

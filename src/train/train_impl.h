@@ -111,6 +111,11 @@ bool abar__tests_apart(const abar_setup *setup, const abar_dataset_info *info, a
 /* That net. */
 abar_status abar__test_net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *test_info,
                                  abar_device *dev, const abar__net_request *request, abar_net **out);
+/* Whether a batch has no more than the samples of training. */
+abar_status abar__batch_check(abar_context *ctx, const abar_train_config *train, const abar_dataset_info *info);
+/* Fails where creating a trainer would, as far as that is known without reading data and without its memory. on_host: the net
+ * is planned on the cpu, whatever its device. */
+abar_status abar__setup_try(abar_context *ctx, const abar_setup *setup, bool on_host);
 /* Whether the names in the options of method and rule fit the net. */
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net);
 /* The further gradients that the setup's rule or method needs. */
@@ -334,6 +339,8 @@ abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file
 abar_tensor abar__host_view(const abar_tensor *t);
 /* The weights of a net from a file that holds them and nothing else but optimizer state. */
 abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *net);
+/* Whether the file has the net's tensors; the net may be a plan. NULL: whether it is a file of tensors. */
+abar_status abar__weights_check(abar_context *ctx, const char *path, const abar_net *net);
 /* Copies one tensor of the file, or says what does not fit. */
 abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
                                const abar_tensor *src);
@@ -470,6 +477,8 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
 /* Fails for a folder without NOUN ("run", "sweep"), whose file is missing; says what is there instead, and how that goes on. */
 abar_status abar__folder_lacks(abar_context *ctx, const char *dir, const char *noun, const char *file);
 void abar__digest_take(abar_trainer *t);
+/* Refuses the folder of a new run that has one, or a comparison. */
+abar_status abar__folder_vacant(abar_context *ctx, const char *dir);
 abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */
 abar_status abar__checkpoint_load(abar_trainer *t);
 abar_status abar__checkpoint_save(abar_trainer *t);                /* state.safetensors */

@@ -27,9 +27,7 @@ static abar_status open_data(abar_trainer *t)
     const abar_train_config *train = &t->setup->train;
     ABAR_TRY(abar__data_open(t->ctx, t->setup, false, NULL, &t->data));
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
-    if (!info->text && info->train < train->batch)
-        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples%s, choose less",
-                          (long long)train->batch, (long long)info->train, info->validation ? " that --validation leaves" : "");
+    if (!info->text) ABAR_TRY(abar__batch_check(t->ctx, train, info));
     abar_loader_config request = share_request(t);
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->train));
     request = abar__loader_request(t->setup, true);
@@ -114,6 +112,12 @@ static abar_status begin_average(abar_trainer *t)
     return abar__ema_copy(&t->average);
 }
 
+static abar_status read_init(abar_trainer *t)
+{
+    const char *path = t->setup->train.init;
+    return path[0] ? abar__weights_read(t->ctx, path, t->net) : ABAR_OK;
+}
+
 /* Everything a run needs beside data and net: room for its history, and its folder's files. */
 static abar_status open_books(abar_trainer *t)
 {
@@ -123,8 +127,8 @@ static abar_status open_books(abar_trainer *t)
     t->history = memory;
     if (t->resumes)
         ABAR_TRY(abar__checkpoint_load(t));
-    else if (t->setup->train.init[0])
-        ABAR_TRY(abar__weights_read(t->ctx, t->setup->train.init, t->net));
+    else if (t->started_over)
+        ABAR_TRY(read_init(t));
     if (t->average.net && !t->resumes) ABAR_TRY(begin_average(t));
     if (!t->setup->train.out[0]) return ABAR_OK;
     t->stage_bytes = abar__weights_stage_bytes(t->net);
@@ -154,8 +158,8 @@ static abar_status calibrate(abar_trainer *t)
     return status;
 }
 
-/* What can go wrong on one rank alone, without a folder. */
-static abar_status prepare_run(abar_trainer *t)
+/* What can go wrong on one rank alone, without a folder. Data, whose reading may take long, come last. */
+static abar_status prepare_run(abar_trainer *t, bool resume)
 {
     const abar_train_config *train = &t->setup->train;
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
@@ -165,6 +169,10 @@ static abar_status prepare_run(abar_trainer *t)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
     if (train->snapshot[0] && !train->out[0])
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--snapshot: there is no folder for snapshots, give --out DIR");
+    if (!resume && abar_comm_rank(t->comm) == 0) { /* the folder and the file of --init are rank 0's */
+        if (train->out[0]) ABAR_TRY(abar__folder_vacant(t->ctx, train->out));
+        if (t->setup->model != &abar__own_model) ABAR_TRY(abar__setup_try(t->ctx, t->setup, abar__is_cuda(train)));
+    }
     ABAR_TRY(open_data(t));
     return make_net(t);
 }
@@ -181,11 +189,12 @@ static abar_status open_folder(abar_trainer *t, bool resume)
 static abar_status build(abar_trainer *t, bool resume)
 {
     ABAR_TRY(abar__ranks_compare_settings(t->ctx, t->comm, t->setup, resume));
-    ABAR_TRY(abar__ranks_compare_data(t, prepare_run(t)));
+    ABAR_TRY(abar__ranks_compare_data(t, prepare_run(t, resume)));
     abar_status status = abar__ranks_connect(t);
     t->exchange.nccl = t->nccl;
     if (status == ABAR_OK) status = abar__ranks_divide(&t->exchange, t->optim);
     if (status == ABAR_OK) status = make_steps(t);
+    if (status == ABAR_OK && !resume && abar_comm_rank(t->comm) == 0) status = read_init(t);
     if (status == ABAR_OK) status = open_folder(t, resume); /* after all that can go wrong without a folder: no litter */
     ABAR_TRY(abar_ranks_agree(t->ctx, t->comm, status, NULL));
     ABAR_TRY(abar__ranks_make(t));

@@ -29,8 +29,8 @@ static bool same_shape(const abar_tensor *a, const abar_tensor *b)
     return a->ndim == b->ndim && memcmp(a->dim, b->dim, (size_t)a->ndim * sizeof *a->dim) == 0;
 }
 
-abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
-                               const abar_tensor *src)
+static abar_status check_fit(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
+                             const abar_tensor *src)
 {
     if (!same_shape(dst, src)) {
         char has[160], wants[160];
@@ -42,6 +42,18 @@ abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *
     if (dst->dtype != src->dtype && !(is_floating(dst->dtype) && is_floating(src->dtype)))
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %s is %s, expected %s, is it of another model?", path, name,
                           abar_dtype_name(src->dtype), abar_dtype_name(dst->dtype));
+    return ABAR_OK;
+}
+
+static abar_status fail_missing(abar_context *ctx, const char *path, const char *name)
+{
+    return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %s is missing, is it of another model?", path, name);
+}
+
+abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
+                               const abar_tensor *src)
+{
+    ABAR_TRY(check_fit(ctx, path, name, dst, src));
     return abar_tensor_copy(ctx, dst, src);
 }
 
@@ -54,7 +66,7 @@ abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file,
         if (abar__safetensors_find(file, name, &src)) {
             ABAR_TRY(abar__weights_copy(ctx, path, name, &dst, &src));
         } else if (counters || !is_counter(name)) {
-            return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %s is missing, is it of another model?", path, name);
+            return fail_missing(ctx, path, name);
         }
     }
     abar_net_rollback(net); /* discards running statistics of an earlier forward pass */
@@ -157,6 +169,24 @@ abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file
                           name);
     }
     return ABAR_OK;
+}
+
+abar_status abar__weights_check(abar_context *ctx, const char *path, const abar_net *net)
+{
+    abar__safetensors *file;
+    ABAR_TRY(abar__safetensors_open(ctx, path, &file));
+    abar_status status = net ? abar__weights_exact(ctx, file, path, net) : ABAR_OK;
+    for (int i = 0; net && status == ABAR_OK && i < abar_net_tensor_count(net); i++) {
+        const char *name;
+        abar_tensor dst, src;
+        abar_net_tensor(net, i, &name, &dst);
+        if (abar__safetensors_find(file, name, &src))
+            status = check_fit(ctx, path, name, &dst, &src);
+        else if (!is_counter(name))
+            status = fail_missing(ctx, path, name);
+    }
+    abar__safetensors_close(file);
+    return status;
 }
 
 /* ---- the export ------------------------------------------------------------------------------------------------ */

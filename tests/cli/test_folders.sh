@@ -156,6 +156,21 @@ run train --resume nothing
 check "resume without a checkpoint says so and starts over" bash -c "[[ $rc == 0 ]] && grep -q 'starting over' stdout"
 check "resume without a checkpoint comes to the same" cmp nothing/model.safetensors whole/model.safetensors
 
+# --- runs of a newer version ---
+newer() { # FILE: a setting that this version does not know, and the version that wrote it
+    sed -i 's/"abar": "[0-9.]*"/"abar": "99.1.0"/g; s/"epochs": [0-9]*,/&"sharpness": 1,/g' "$1"
+}
+tiny=(--model mlp --widths 784-8-10 --data synthetic --limit-train 64 --batch 16 --epochs 1 --threads 1 --quiet)
+what='--sharpness: no such option .it was written by abar 99[.]1[.]0, this is [0-9.]+: use that version.$'
+succeeds "a run" train "${tiny[@]}" --out newrun
+newer newrun/config.json
+refuses "a run of a newer version" 1 "^abar: newrun/config.json: $what" train --resume newrun
+succeeds "a comparison" compare "${tiny[@]}" --optim sgd --out newcompare
+newer newcompare/compare.json
+refuses "a comparison of a newer version" 1 "^abar: newcompare/compare.json: $what" compare --resume newcompare
+sed -i 's/99.1.0/0.0.1/' newrun/config.json
+refuses "a setting that nobody knows" 1 'sharpness: no such option$' train --resume newrun
+
 # --- damaged checkpoints ---
 damaged() { # NAME: run "hurt" must be refused by train and eval, and stay as it is
     local before

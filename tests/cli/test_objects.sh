@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make quickstart` compiles few objects, and the files that it compiles together also compile alone; `make` makes all that is
-# installed. Nothing is built: a script stands in for cmake and lists the commands of the build.
+# `make quickstart` compiles few objects, and the files that it compiles together also compile alone; `make test` makes the programs
+# of bench/, `make` all that is installed. Nothing is built: a script stands in for cmake and lists the commands of the build.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -32,6 +32,13 @@ check "quickstart is configured" test $rc = 0
 grep -- ' -c ' commands >together
 objects=$(wc -l <together)
 check "quickstart compiles $objects objects: more than 0, at most 250" test "$objects" -gt 0 -a "$objects" -le 250
+
+# ---- the programs of bench/: built with the tests, not by quickstart ----------------------------------------------------------
+ninja -C out -t commands all >everything
+for source in "$root"/bench/bench_*.c; do
+    check "${source##*/} is built with the tests" grep -qF -- " -c $source" everything
+done
+check "quickstart builds none of them" test "$(grep -cF -- "$root/bench/" together)" = 0
 
 # ---- what is installed: files that neither the configuration nor `make` makes, such as a module for an MPI -------------------
 ran='make build CUDA=off'

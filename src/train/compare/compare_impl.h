@@ -2,6 +2,7 @@
  *
  *     compare.c   methods x seeds: creating, loading, reading
  *     run.c       running, reporting, stopping: one worker per training that runs at the same time
+ *     check.c     what is refused before the first run begins
  *     jobs.c      how many run side by side, and the time of a step alone
  *     md.c        compare.md
  *     target.c    when runs reached a target
@@ -94,6 +95,7 @@ struct abar_compare {
     abar__compare_method *method;
     abar__compare_record *record; /* one per run, ordered by seed, then by method */
     int methods, runs;
+    bool checked;                                       /* abar__compare_check has passed */
     char varied[ABAR_VARIED_MAX][ABAR_VARIED_NAME_MAX]; /* settings of the problem in which methods may differ */
     int n_varied;
     int64_t seeds;           /* of methods without a number of their own */
@@ -118,6 +120,10 @@ struct abar_compare {
     abar_status failure; /* of the comparison; its text is in ctx */
     const char *failed;  /* label of the run that caused it, or NULL */
 };
+
+/* Refuses what any run that has not ended would refuse as wrong: the network, the optimizer on it, the samples, --init. Lack of
+ * memory and the like are left to the runs. */
+abar_status abar__compare_check(abar_compare *c);
 
 /* ---- on disk --------------------------------------------------------------------------------------------------- */
 

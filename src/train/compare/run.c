@@ -459,6 +459,7 @@ abar_status abar_compare_run_all(abar_compare *c)
     }
     c->failure = ABAR_OK;
     c->failed = NULL;
+    ABAR_TRY(abar__compare_check(c));
     c->since = abar__seconds();
     if (abar__compare_pending(c) > 0) run_pending(c);
     const bool stopped = atomic_exchange(&c->stop, false) && abar__compare_pending(c) > 0;

@@ -209,6 +209,7 @@ static abar_status run_round(abar_tune *t, int round)
     const bool last = round == t->rounds - 1;
     if (!t->open) ABAR_TRY(open_round(t, round));
     t->open = true;
+    ABAR_TRY(abar__compare_check(t->compare));
     snprintf(text, sizeof text, "round %d of %d: %d trial%s of each optimizer, %lld epoch%s", round + 1, t->rounds, trials,
              trials > 1 ? "s" : "", (long long)epochs, epochs > 1 ? "s" : "");
     say(t, text);
@@ -284,6 +285,7 @@ static abar_status run_final(abar_tune *t)
     if (!any) return abar__fail(t->ctx, ABAR_E_NUMERIC, "tune: every trial failed, give a space with lower rates");
     if (!t->open) ABAR_TRY(open_final(t));
     t->open = true;
+    ABAR_TRY(abar__compare_check(t->compare));
     snprintf(text, sizeof text, "the chosen settings with %lld new seed%s, on the whole training set and the test set",
              (long long)t->seeds, t->seeds > 1 ? "s" : "");
     say(t, text);
