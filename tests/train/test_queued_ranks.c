@@ -2,6 +2,8 @@
  */
 #include "queued_support.h"
 
+#include "comm/comm_impl.h"
+
 #include <sys/mman.h>
 
 /* ---- what ranks divide ----------------------------------------------------------------------------------------------------
@@ -133,15 +135,28 @@ static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *s
 
 static void queued_wish_to_stop_reaches_all_ranks(void **state) { check_in_child(*state, stop_one); }
 
+/* Seconds that pass in a failure alone: a busy machine may stop a process for some of them. */
+#define PATIENCE 120.0
+
 /* Two ranks wait here for each other, outside of what they test: a rank that leaves first is a reason of its own to stop. */
-static atomic_int *waiting;
+typedef struct meeting {
+    atomic_int connecting; /* a rank has what it needs of the other to connect */
+    atomic_int ended;      /* so many ranks */
+} meeting;
+
+static meeting *waiting;
+
+static bool comes_to(const atomic_int *n, int wanted)
+{
+    const double end = abar__seconds() + PATIENCE;
+    while (atomic_load(n) < wanted && abar__seconds() < end) usleep(2000);
+    return atomic_load(n) >= wanted;
+}
 
 static bool meet(void)
 {
-    const double end = abar__seconds() + 60.0;
-    atomic_fetch_add(waiting, 1);
-    while (atomic_load(waiting) < 2 && abar__seconds() < end) usleep(2000);
-    return atomic_load(waiting) == 2;
+    atomic_fetch_add(&waiting->ended, 1);
+    return comes_to(&waiting->ended, 2);
 }
 
 static void check_pair_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
@@ -152,23 +167,21 @@ static void check_pair_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_set
     munmap(waiting, sizeof *waiting);
 }
 
-/* The timeout of ranks that are to give up: a busy machine stops a process for a second now and then. */
-#define GIVE_UP 4
-
 /* The other rank does not come: waiting ends. */
 static int wait_for_nobody(fixture *f, abar_setup *setup)
 {
-    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = GIVE_UP};
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
     abar_comm *comm;
     joined *j = calloc(1, sizeof *j);
     if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
     build(j, f, setup, comm, NCCL);
     events_end = false;
+    comm->timeout = 0.5; /* from here on each waits for itself */
     const double began = abar__seconds();
     const abar_status status = abar__join_wait(&j->join, NULL);
     const double took = abar__seconds() - began;
-    if (status != ABAR_E_PEER || !strstr(abar_context_error(f->ctx), "has not ended for 4 seconds")) return 3;
-    if (took < GIVE_UP || took > GIVE_UP + 20.0) return 4;
+    if (status != ABAR_E_PEER || !strstr(abar_context_error(f->ctx), "has not ended for 0.5 seconds")) return 3;
+    if (took < 0.5 || took > PATIENCE) return 4;
     if (!meet()) return 5;
     if (abar__comm_barrier(comm) != ABAR_E_PEER) return 6; /* later calls fail at once */
     drop(j);
@@ -181,7 +194,7 @@ static void queued_wait_for_a_rank_that_is_gone_ends(void **state) { check_pair_
 /* The other rank has failed: its reason comes, long before the timeout. */
 static int hear_the_reason(fixture *f, abar_setup *setup)
 {
-    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = 60};
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
     abar_comm *comm;
     joined *j = calloc(1, sizeof *j);
     if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
@@ -191,7 +204,7 @@ static int hear_the_reason(fixture *f, abar_setup *setup)
     const double began = abar__seconds();
     const abar_status own = fails ? abar__fail(f->ctx, ABAR_E_FORMAT, "bird.jpg: is damaged") : ABAR_OK;
     const abar_status status = fails ? abar__join_tell(&j->join, own) : abar__join_wait(&j->join, NULL);
-    if (status != (fails ? ABAR_E_FORMAT : ABAR_E_PEER) || abar__seconds() - began > 30.0) return 3;
+    if (status != (fails ? ABAR_E_FORMAT : ABAR_E_PEER) || abar__seconds() - began > PATIENCE / 2) return 3;
     if (!strstr(abar_context_error(f->ctx), "bird.jpg: is damaged")) return 4;
     if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 5;
     drop(j);
@@ -201,20 +214,27 @@ static int hear_the_reason(fixture *f, abar_setup *setup)
 
 static void queued_reason_of_a_rank_that_fails_reaches_others(void **state) { check_in_child(*state, hear_the_reason); }
 
-/* NCCL's ranks do not find each other. */
+static abar_status say_connecting(void *unused)
+{
+    (void)unused;
+    atomic_store(&waiting->connecting, 1);
+    return ABAR_OK;
+}
+
+/* NCCL's ranks do not find each other. Rank 1 begins when rank 0 has sent what it needs: then neither waits for the other. */
 static int connect_to_nobody(fixture *f, abar_setup *setup)
 {
-    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = GIVE_UP};
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
     abar_comm *comm;
     abar__nccl *nccl;
-    abar_device *dev;
-    need(f, abar__device_open(f->ctx, setup, &dev));
+    (void)setup;
     if (abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    comm->timeout = 0.5;
     setenv("FAKE_NCCL_HANGS", "1", 1);
-    if (abar__exchange_over_nccl(f->ctx, comm, dev, &nccl) != ABAR_E_PEER || nccl) return 3;
-    if (!strstr(abar_context_error(f->ctx), "NCCL: the ranks have not connected within 4 seconds")) return 4;
-    if (!meet()) return 5;
-    abar_device_close(dev);
+    if (abar_comm_rank(comm) == 1 && !comes_to(&waiting->connecting, 1)) return 3;
+    if (abar__nccl_open(f->ctx, comm, say_connecting, NULL, &nccl) != ABAR_E_PEER || nccl) return 4;
+    if (!strstr(abar_context_error(f->ctx), "NCCL: the ranks have not connected within 0.5 seconds")) return 5;
+    if (!meet()) return 6;
     abar_comm_close(comm);
     return 0;
 }
