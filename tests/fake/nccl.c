@@ -49,6 +49,7 @@ int ncclGetUniqueId(id *out)
 
 int ncclCommInitRank(communicator **out, int ranks, id folder, int rank)
 {
+    if (getenv("FAKE_NCCL_FAILS")) return FAILED;
     if (getenv("FAKE_NCCL_HANGS")) rmdir(folder.folder);
     while (getenv("FAKE_NCCL_HANGS")) sleep(1); /* ranks that do not find each other */
     *out = calloc(1, sizeof **out);

@@ -121,9 +121,8 @@ static int stop_one(fixture *f, abar_setup *setup)
     return 0;
 }
 
-static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
+static void check_setup_in_child(fixture *f, abar_setup *setup, int (*be_ranks)(fixture *f, abar_setup *setup))
 {
-    abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
     int status = 0;
     setenv("ABAR_NCCL", FAKE_NCCL, 1);
     const pid_t child = fork_test();
@@ -131,6 +130,11 @@ static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *s
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     abar_setup_destroy(f->ctx, setup);
+}
+
+static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
+{
+    check_setup_in_child(f, make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10"), be_ranks);
 }
 
 static void queued_wish_to_stop_reaches_all_ranks(void **state) { check_in_child(*state, stop_one); }
@@ -159,12 +163,17 @@ static bool meet(void)
     return comes_to(&waiting->ended, 2);
 }
 
-static void check_pair_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
+static void check_pair(fixture *f, abar_setup *setup, int (*be_ranks)(fixture *f, abar_setup *setup))
 {
     waiting = mmap(NULL, sizeof *waiting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(waiting != MAP_FAILED);
-    check_in_child(f, be_ranks);
+    check_setup_in_child(f, setup, be_ranks);
     munmap(waiting, sizeof *waiting);
+}
+
+static void check_pair_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
+{
+    check_pair(f, make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10"), be_ranks);
 }
 
 /* The other rank does not come: waiting ends. */
@@ -200,19 +209,20 @@ static int hear_the_reason(fixture *f, abar_setup *setup)
     if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
     build(j, f, setup, comm, NCCL);
     events_end = false;
+    if (!meet()) return 3; /* both are connected */
     const bool fails = abar_comm_rank(comm) == 1;
     const double began = abar__seconds();
     const abar_status own = fails ? abar__fail(f->ctx, ABAR_E_FORMAT, "bird.jpg: is damaged") : ABAR_OK;
     const abar_status status = fails ? abar__join_tell(&j->join, own) : abar__join_wait(&j->join, NULL);
-    if (status != (fails ? ABAR_E_FORMAT : ABAR_E_PEER) || abar__seconds() - began > PATIENCE / 2) return 3;
-    if (!strstr(abar_context_error(f->ctx), "bird.jpg: is damaged")) return 4;
-    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 5;
+    if (status != (fails ? ABAR_E_FORMAT : ABAR_E_PEER) || abar__seconds() - began > PATIENCE / 2) return 4;
+    if (!strstr(abar_context_error(f->ctx), "bird.jpg: is damaged")) return 5;
+    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 6;
     drop(j);
     abar_comm_close(comm);
     return 0;
 }
 
-static void queued_reason_of_a_rank_that_fails_reaches_others(void **state) { check_in_child(*state, hear_the_reason); }
+static void queued_reason_of_a_rank_that_fails_reaches_others(void **state) { check_pair_in_child(*state, hear_the_reason); }
 
 static abar_status say_connecting(void *unused)
 {
@@ -241,6 +251,62 @@ static int connect_to_nobody(fixture *f, abar_setup *setup)
 
 static void nccl_that_does_not_connect_ends(void **state) { check_pair_in_child(*state, connect_to_nobody); }
 
+/* One rank cannot connect: the other, which would wait for it, has its reason. */
+static int connect_in_vain(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
+    abar_comm *comm;
+    abar__nccl *nccl;
+    (void)setup;
+    if (abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    const bool fails = abar_comm_rank(comm) == 1;
+    const double began = abar__seconds();
+    setenv(fails ? "FAKE_NCCL_FAILS" : "FAKE_NCCL_HANGS", "1", 1);
+    const abar_status status = abar__nccl_open(f->ctx, comm, say_connecting, NULL, &nccl);
+    if (status != (fails ? ABAR_E_BACKEND : ABAR_E_PEER) || nccl || abar__seconds() - began > PATIENCE / 2) return 3;
+    if (!strstr(abar_context_error(f->ctx), "NCCL: failed (ncclCommInitRank)")) return 4;
+    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 5;
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void nccl_that_fails_on_one_rank_is_told(void **state) { check_pair_in_child(*state, connect_in_vain); }
+
+/* Where ranks exchange through the host, one fails in a part of the step behind the first: the others, which wait for what it
+ * has derived, have its reason. */
+static int fail_behind_the_passes(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
+    abar_comm *comm;
+    abar__step_parts parts;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, QUEUED);
+    const abar__stepper *s = &j->e.stepper;
+    const bool fails = abar_comm_rank(comm) == 1;
+    const double lr = setup->train.lr;
+    need(f, abar__data_feed_seek(&j->e.feed, j->e.loader, 0, 0));
+    need(f, abar_optim_rates(j->e.optim, 0, &lr, 1));
+    need(f, abar__stepper_begin(s, &parts));
+    if (!abar__parts_meet(&parts, ABAR_STAGE_PASSES) || !abar__parts_meet(&parts, ABAR_STAGE_COMMIT)) return 3;
+    need(f, abar__stepper_meet(s, ABAR_STAGE_PASSES, abar__stepper_enqueue_part(s, &parts, 0, ABAR_STAGE_PASSES)));
+    if (!meet()) return 4; /* both have ended that exchange */
+    abar_status status = abar__stepper_enqueue_part(s, &parts, ABAR_STAGE_COMMIT, ABAR_STAGE_COMMIT);
+    if (fails) status = abar__fail(f->ctx, ABAR_E_BACKEND, "cuda: has no memory left");
+    status = abar__stepper_meet(s, ABAR_STAGE_COMMIT, status);
+    if (status != (fails ? ABAR_E_BACKEND : ABAR_E_PEER)) return 5;
+    if (!strstr(abar_context_error(f->ctx), "cuda: has no memory left")) return 6;
+    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 7;
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void queued_reason_of_a_rank_that_fails_late_reaches_others(void **state)
+{
+    check_pair(*state, make_setup(*state, "lenet5", "kfac", RUN "micro=6 tcov=1 tinv=1"), fail_behind_the_passes);
+}
+
 static void nccl_that_is_missing_is_told(void **state)
 {
     fixture *f = *state;
@@ -265,6 +331,8 @@ int main(void)
         with_fixture(queued_wait_for_a_rank_that_is_gone_ends),
         with_fixture(queued_reason_of_a_rank_that_fails_reaches_others),
         with_fixture(nccl_that_does_not_connect_ends),
+        with_fixture(nccl_that_fails_on_one_rank_is_told),
+        with_fixture(queued_reason_of_a_rank_that_fails_late_reaches_others),
         with_fixture(nccl_that_is_missing_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
