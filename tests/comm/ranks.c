@@ -33,9 +33,9 @@ static bool is_free(int port)
     const struct sockaddr_in a = {
         .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    const bool free = fd >= 0 && bind(fd, (const struct sockaddr *)&a, sizeof a) == 0;
+    const bool bound = fd >= 0 && bind(fd, (const struct sockaddr *)&a, sizeof a) == 0;
     close(fd);
-    return free;
+    return bound;
 }
 
 /* A name that one process has at a time, until it ends with all that it has forked. */
