@@ -287,6 +287,14 @@ void abar__comm_tell(abar_comm *c, const char *text)
     c->failed = true;
 }
 
+void abar__comm_tell_error(abar_comm *c, const abar_context *ctx)
+{
+    char text[ABAR_COMM_FAILURE];
+    if (!c) return;
+    snprintf(text, sizeof text, "%s: %s", abar_comm_name(c, c->rank), abar_context_error(ctx));
+    abar__comm_tell(c, text);
+}
+
 abar_status abar__comm_hear(abar_comm *c)
 {
     if (!c) return ABAR_OK;

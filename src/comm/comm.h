@@ -26,6 +26,8 @@ abar_status abar__comm_sum_doubles(abar_comm *c, double *data, int64_t n);
 /* Not collective, for ranks that wait for each other elsewhere. This one has failed: the others' calls fail with this text, as
  * do its own from now on. */
 void abar__comm_tell(abar_comm *c, const char *text);
+/* The same with the name of this rank and the error of the context. */
+void abar__comm_tell_error(abar_comm *c, const abar_context *ctx);
 /* Whether a rank has told so, or has ended or left the run; waits for nothing. ABAR_E_PEER then, as in a call. */
 abar_status abar__comm_hear(abar_comm *c);
 uint64_t abar__comm_sent(const abar_comm *c);  /* bytes that this rank has sent to others so far */

@@ -141,19 +141,7 @@ static bool start_thread(connecting *k)
     return error == 0 && pthread_detach(thread) == 0;
 }
 
-/* Returns whether the thread is done within the timeout. */
-static bool wait_for_thread(const abar__nccl *n, connecting *k)
-{
-    const struct timespec nap = {.tv_nsec = 1000000};
-    const double began = abar__seconds();
-    while (!atomic_load(&k->done)) {
-        if (abar__seconds() - began > n->comm->timeout) return atomic_exchange(&k->done, 2) == 1;
-        nanosleep(&nap, NULL);
-    }
-    return true;
-}
-
-static abar_status time_out(abar__nccl *n)
+static abar_status time_out(const abar__nccl *n)
 {
     char text[ABAR_COMM_FAILURE];
     snprintf(text, sizeof text,
@@ -161,6 +149,19 @@ static abar_status time_out(abar__nccl *n)
              "(NCCL_SOCKET_IFNAME names one, NCCL_DEBUG=INFO tells more), or give --transport host",
              n->comm->timeout);
     return abar__comm_lost(n->comm, text);
+}
+
+/* Until the thread is done; no longer than the timeout, and no longer than all ranks try: one that cannot connect tells why. */
+static abar_status wait_for_thread(const abar__nccl *n, const connecting *k)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+    const double began = abar__seconds();
+    while (!atomic_load(&k->done)) {
+        ABAR_TRY(abar__comm_hear(n->comm));
+        if (abar__seconds() - began > n->comm->timeout) return time_out(n);
+        nanosleep(&nap, NULL);
+    }
+    return ABAR_OK;
 }
 
 static abar_status take_connection(abar__nccl *n, const connecting *k)
@@ -178,8 +179,12 @@ static abar_status connect_others(abar__nccl *n, const connecting *what)
         free(k);
         return abar__fail(n->ctx, ABAR_E_BACKEND, "NCCL: could not start a thread");
     }
-    if (!wait_for_thread(n, k)) return time_out(n);
-    const abar_status status = take_connection(n, k);
+    abar_status status = wait_for_thread(n, k);
+    if (status < 0 && atomic_exchange(&k->done, 2) == 0) return status; /* the thread frees it */
+    if (status < 0)
+        n->nccl = k->nccl; /* for closing */
+    else
+        status = take_connection(n, k);
     free(k);
     return status;
 }
@@ -211,6 +216,7 @@ abar_status abar__nccl_open(abar_context *ctx, abar_comm *comm, abar_status (*en
     abar_status status = load(ctx, &n->call);
     if (status == ABAR_OK) status = connect_ranks(n, enter, user);
     if (status < 0) {
+        if (status != ABAR_E_PEER) abar__comm_tell_error(comm, ctx); /* others wait until all connect */
         abar__nccl_close(n);
         return status;
     }

@@ -137,14 +137,14 @@ abar_status abar__join_take(abar__join *j, const abar__stepper *s);
 void abar__join_extra_enqueue_begin(abar__join *j);
 abar_status abar__join_extra_push(abar__join *j, const abar__stepper *s);
 abar_status abar__join_extra_send(abar__join *j, const abar__stepper *s);
-abar_status abar__join_extra_meet(abar__join *j, abar_status status);
+abar_status abar__join_extra_meet(abar__join *j);
 abar_status abar__join_extra_take(abar__join *j, const abar__stepper *s);
 abar_status abar__join_statistics_take(abar__join *j, const abar__stepper *s); /* enqueued, exchanged and averaged */
 /* Ranks that exchange over NCCL. Waits for an event of the device, no longer than the timeout, and no longer than all ranks go
  * on: what one tells of its failure is the context's error then. */
 abar_status abar__join_wait(abar__join *j, void *event);
-/* This rank has failed, with the context's error: the others are told, and its own steps that wait for them end. Elsewhere, and
- * where others have failed, it does nothing. Returns status. */
+/* This rank has failed, with the context's error, where the others do not expect it: they are told, and its own steps that wait
+ * for them end. Of one rank, and where others have failed, it does nothing. Returns status. */
 abar_status abar__join_tell(abar__join *j, abar_status status);
 /* join.c's and join_queued.c's own. */
 abar_status abar__join_reduce(const abar__join *j, abar__stack_sum *s, void *out);

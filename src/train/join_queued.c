@@ -12,7 +12,6 @@
 #include "optim/optim_impl.h"
 #include "train/train_impl.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -391,9 +390,8 @@ abar_status abar__join_extra_send(abar__join *j, const abar__stepper *s)
     return send_sum(j, &j->extra, grads_there(s->extra));
 }
 
-abar_status abar__join_extra_meet(abar__join *j, abar_status status)
+abar_status abar__join_extra_meet(abar__join *j)
 {
-    ABAR_TRY(status);
     ABAR_TRY(abar_device_wait(j->config.dev));
     j->extra.length = j->extra.capacity;
     return meet_sum(j, &j->extra);
@@ -427,11 +425,9 @@ static abar_status hear(abar__join *j, double seconds)
 
 abar_status abar__join_tell(abar__join *j, abar_status status)
 {
-    char text[ABAR_COMM_TEXT];
-    if (status >= 0 || status == ABAR_E_PEER || j->ranks == 1 || !j->config.nccl) return status;
-    snprintf(text, sizeof text, "%s: %s", abar_comm_name(j->config.comm, j->rank), abar_context_error(j->ctx));
-    abar__comm_tell(j->config.comm, text);
-    abar__nccl_abort(j->config.nccl);
+    if (status >= 0 || status == ABAR_E_PEER || j->ranks == 1) return status;
+    abar__comm_tell_error(j->config.comm, j->ctx);
+    if (j->config.nccl) abar__nccl_abort(j->config.nccl);
     return status;
 }
 

@@ -112,7 +112,10 @@ static abar_status enqueue_device(abar__pipeline *p, bool alone)
     for (int first = 0, last; first < ABAR_STAGES; first = last + 1) {
         last = abar__parts_last(&parts, first);
         if (status == ABAR_OK) status = run_part(p, &parts, alone, first, last);
-        if (abar__parts_meet(&parts, last)) status = abar__stepper_meet(p->stepper, last, status); /* tells of a failure */
+        if (abar__parts_meet(&parts, last)) /* tells of a failure, too */
+            status = abar__stepper_meet(p->stepper, last, status);
+        else if (p->stepper->join)
+            status = abar__join_tell(p->stepper->join, status);
         ABAR_TRY(status);
     }
     p->warm[parts.kind] = true;
@@ -157,7 +160,7 @@ abar_status abar__pipeline_collect(abar__pipeline *p, bool wait, abar__step_resu
         *got = wait || p->stream->event_done(p->dev, event);
         if (!*got) return ABAR_OK;
         const abar_status status = wait_for(p, p->collected);
-        if (status < 0) return exchanges_in_queue(p) ? abar__join_tell(p->stepper->join, status) : status;
+        if (status < 0) return p->stepper->join ? abar__join_tell(p->stepper->join, status) : status;
         read_result(p, out);
     } else {
         *out = p->result;

@@ -349,10 +349,12 @@ abar_status abar__stepper_enqueue_part(const abar__stepper *s, const abar__step_
 
 abar_status abar__stepper_meet(const abar__stepper *s, int last, abar_status status)
 {
-    if (last == ABAR_STAGE_PASSES) return abar__join_meet(s->join, status);
-    if (last == ABAR_STAGE_SAMPLED) return abar__join_extra_meet(s->join, status);
-    ABAR_TRY(status);
-    return last == ABAR_STAGE_COMMIT ? abar__optim_meet(s->optim) : abar__zero_meet(s->optim);
+    if (last == ABAR_STAGE_PASSES) return abar__join_meet(s->join, status); /* all say there how they are */
+    if (status == ABAR_OK)
+        status = last == ABAR_STAGE_SAMPLED  ? abar__join_extra_meet(s->join)
+                 : last == ABAR_STAGE_COMMIT ? abar__optim_meet(s->optim)
+                                             : abar__zero_meet(s->optim);
+    return abar__join_tell(s->join, status);
 }
 
 abar_status abar__stepper_enqueue(const abar__stepper *s)

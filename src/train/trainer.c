@@ -436,6 +436,7 @@ static abar_status give_up(abar_trainer *t)
 {
     const char *dir = t->setup->train.out;
     t->at.skipped_in_a_row = 0; /* a resumed run gets as many tries again */
+    t->give_up_at = -1;
     ABAR_TRY(save_checked(t));
     return abar__fail(t->ctx, ABAR_E_NUMERIC,
                       "training: loss or gradient was not finite in %d steps in a row (epoch %lld, step %lld), lower --lr or "

@@ -132,7 +132,7 @@ try() { # NAME VARIABLE POSITION
     restore "$1"
     ran="$2=$3 LD_PRELOAD=fail_malloc.so abar ${command[$1]}"
     # shellcheck disable=SC2086
-    { env "$2=$3" LD_PRELOAD="$shim" timeout -k 1 60 "$abar" ${command[$1]} >stdout 2>stderr </dev/null; } 2>/dev/null
+    { env "$2=$3" LD_PRELOAD="$shim" timeout -k 1 300 "$abar" ${command[$1]} >stdout 2>stderr </dev/null; } 2>/dev/null
     rc=$?
     seen=$(verdict)
     tally[$seen]=$((${tally[$seen]-0} + 1))

@@ -80,6 +80,23 @@ appears() {
     fail "$1 does not appear"
 }
 
+# holds_something PATH: waits until there is such a file and it is not empty, as long.
+holds_something() {
+    for _ in {1..3000}; do [[ -s $1 ]] && return 0 || sleep 0.02; done
+    fail "$1 stays empty"
+}
+
+# handles_int PID: waits until the process handles SIGINT, which a script's background processes ignore until then; or has ended.
+handles_int() {
+    local mask
+    for _ in {1..3000}; do
+        mask=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null)
+        if [[ -z $mask ]] || ((0x$mask & 2)); then return 0; fi
+        sleep 0.02
+    done
+    fail "process $1 does not handle SIGINT"
+}
+
 # killed COMMAND FOLDER MOMENT...: kills abar COMMAND, which runs in the background, after every moment, and resumes it; at last it
 # stays dead.
 killed() {

@@ -136,8 +136,9 @@ check "such a limit leaves nothing half written" test -z "$(find limited -name '
 stops() { # NAME ARGUMENTS...
     local name=$1
     shift
-    for delay in 0.7 0.4 0.2 0.1 0.05; do # a fast machine has ended after the longer ones
+    for delay in 0.7 0.4 0.2 0.1 0.05 0; do # a fast machine has ended after the longer ones
         "$abar" "$@" >stdout 2>stderr &
+        handles_int $!
         sleep $delay
         kill -INT $! 2>/dev/null
         wait $!

@@ -77,7 +77,7 @@ check "no process is left" test -z "$(pgrep -P $pid)"
 succeeds "going on with the ranks that are left" train --resume killed --ranks 2 --quiet
 check "going on: the same weights" cmp long/model.safetensors killed/model.safetensors
 
-"$abar" "${long[@]}" --checkpoint-every 0 --out early --ranks 2 >stdout 2>stderr </dev/null &
+"$abar" "${long[@]}" --checkpoint-every 0 --limit-train 60000 --epochs 9 --out early --ranks 2 >stdout 2>stderr </dev/null &
 pid=$!
 appears early/log.jsonl
 kill -KILL "$(pgrep -P $pid | tail -n 1)"
@@ -132,10 +132,11 @@ done
 
 # --- processes that are started one by one, with what torchrun sets ---
 # together NAME_OF_VARIABLE VALUE FLAGS...: two ranks, the second with this variable. The output is rank 0's.
-port=$((20000 + $$ % 20000))
+port=$((20000 + $$ * 37 % 12000)) # below those that the system gives to clients
 together() {
     local variable=$1 value=$2
     shift 2
+    while (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done # somebody listens there
     export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port++))
     ran="RANK=0 and RANK=1 abar $*"
     env RANK=1 LOCAL_RANK=1 "$variable=$value" "$abar" "$@" >other-stdout 2>other-stderr </dev/null &
@@ -200,7 +201,7 @@ refuses "ranks and jobs" 2 'jobs 2: several ranks train one run at a time' compa
 succeeds "a comparison without ranks" compare "${runs[@]}" --limit-test 50 --epochs 1 --optim sgd --out plain --quiet
 refuses "a comparison that was begun without ranks" 2 'plain: was begun on one rank' compare --resume plain --seeds 2 --ranks 2
 ran="abar compare --ranks 3, whose rank is killed"
-"$abar" compare "${runs[@]}" --limit-train 8192 --limit-test 50 --micro 4 --epochs 4 --optim sgd --ranks 3 --out lost >stdout 2>stderr &
+"$abar" compare "${runs[@]}" --limit-train 60000 --limit-test 50 --micro 4 --epochs 9 --optim sgd --ranks 3 --out lost >stdout 2>stderr &
 pid=$!
 appears lost/sgd-s0/log.jsonl
 kill -KILL "$(pgrep -P $pid | tail -n 1)"

@@ -74,17 +74,12 @@ else
 fi
 
 # --- being stopped ---
-training() { # waits until the training that writes to stdout has begun
-    for _ in {1..600}; do grep -q '^epochs 500' stdout && break || sleep 0.05; done
-    sleep 0.2
-}
 stop() { # SIGNAL CODE
-    : >stdout
     rm -rf stopped
     ran="train, then SIG$1"
     "$abar" train "${small[@]}" --limit-train 8192 --epochs 500 --out stopped >stdout 2>stderr &
     local pid=$!
-    training
+    holds_something stopped/log.jsonl # it has made steps
     kill -"$1" $pid
     wait $pid
     rc=$?
@@ -96,10 +91,9 @@ stop() { # SIGNAL CODE
 stop TERM 143
 stop INT 130
 succeeds "after SIGINT it goes on" train --resume stopped --stop-after 1 --quiet
-: >stdout
 "$abar" train "${small[@]}" --limit-train 8192 --epochs 500 --out twice >stdout 2>stderr &
 pid=$!
-training
+holds_something twice/log.jsonl
 kill -INT $pid && kill -INT $pid
 wait $pid
 check "two SIGINTs end at once" test $? -ge 128

@@ -173,7 +173,7 @@ int telling_part(abar_comm *c, abar_context *ctx, board *b)
     abar_status status = ABAR_OK;
     for (atomic_fetch_add(&b->turn, 1); atomic_load(&b->turn) < n;) nanosleep(&nap, NULL); /* all have ended the call */
     if (rank == n - 1) abar__comm_tell(c, "the last rank: has no more data");
-    for (int i = 0; i < 5000 && status == ABAR_OK; i++) {
+    for (int i = 0; i < 60000 && status == ABAR_OK; i++) {
         status = abar__comm_hear(c);
         if (status == ABAR_OK) nanosleep(&nap, NULL);
     }

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* SOCK_CLOEXEC */
 #include "ranks.h"
 
 #include <netinet/in.h>
@@ -5,10 +6,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LIMIT 50 /* seconds of one call of run_ranks */
 enum { FIRST_PORT = 20000, PORTS = 12000 };
 
 abar_context *new_context(void)
@@ -27,17 +28,34 @@ static board *new_board(void)
 
 void free_board(board *b) { munmap(b, sizeof *b); }
 
-/* A port of this machine that was free a moment ago, below those that the system gives to others meanwhile. */
-static int free_port(void)
+static bool is_free(int port)
+{
+    const struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    const bool bound = fd >= 0 && bind(fd, (const struct sockaddr *)&a, sizeof a) == 0;
+    close(fd);
+    return bound;
+}
+
+/* A name that one process has at a time, until it ends with all that it has forked. */
+static bool is_ours(int port)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX}; /* its path begins with 0: in no folder */
+    snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "abar-test-port-%d", port);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && bind(fd, (const struct sockaddr *)&a, sizeof a) == 0) return true;
+    close(fd);
+    return false;
+}
+
+/* Below those that the system gives to others meanwhile. */
+int free_port(void)
 {
     static int next;
     for (int i = 0; i < PORTS; i++) {
-        const int port = FIRST_PORT + ((int)getpid() * 37 + next++) % PORTS, fd = socket(AF_INET, SOCK_STREAM, 0);
-        const struct sockaddr_in a = {
-            .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
-        const bool is_free = fd >= 0 && bind(fd, (const struct sockaddr *)&a, sizeof a) == 0;
-        close(fd);
-        if (is_free) return port;
+        const int port = FIRST_PORT + ((int)getpid() * 37 + next++) % PORTS;
+        if (is_ours(port) && is_free(port)) return port;
     }
     abort();
 }
@@ -47,10 +65,10 @@ static void be_rank(const ranks *r, int ranks_option, part p, board *b)
 {
     abar_context *ctx = new_context();
     abar_comm *c = NULL;
-    alarm(LIMIT); /* forked ranks end with their parent */
+    alarm(HANGS_AFTER); /* forked ranks end with their parent */
     const abar_status status =
         abar_comm_open(ctx,
-                       &ABAR_CONFIG(abar_comm_config, .ranks = ranks_option, .timeout = r->timeout > 0 ? r->timeout : 10,
+                       &ABAR_CONFIG(abar_comm_config, .ranks = ranks_option, .timeout = r->timeout > 0 ? r->timeout : 60,
                                     .transport = r->ranks > 1 ? r->transport : NULL),
                        &c);
     const int rank = abar_comm_rank(c);
@@ -101,7 +119,7 @@ static bool may_fail(const started *s, int rank) { return s->ranks.may_fail >> r
 /* Until the ranks that have to end have done their parts; a process that ended without is found by its status. */
 static void wait_for_parts(const started *s)
 {
-    for (int i = 0; i < LIMIT * 100; i++) {
+    for (int i = 0; i < HANGS_AFTER * 100; i++) {
         int running = 0;
         for (int r = 0; r < s->ranks.ranks; r++) running += !may_fail(s, r) && atomic_load(&s->board->line[r]) == 0;
         if (!running) return;

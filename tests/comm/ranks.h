@@ -40,7 +40,7 @@ typedef int (*part)(abar_comm *c, abar_context *ctx, board *b);
 typedef struct ranks {
     const char *transport; /* "local" or "store" */
     int ranks;
-    double timeout; /* 0: 10 */
+    double timeout; /* 0: 60 */
     int argument;
     int may_fail; /* a bit for each rank that may end in the middle */
 } ranks;
@@ -83,5 +83,10 @@ board *end_ranks(started *s);
 void free_board(board *b);
 /* A context without log. */
 abar_context *new_context(void);
+/* A port of this machine that nobody uses, and that no other program of these tests gets while this one runs. */
+int free_port(void);
+
+/* Seconds after which a process that hangs is ended. They pass in a failure alone: a loaded machine may take most of them. */
+#define HANGS_AFTER 240
 
 #endif

@@ -56,20 +56,20 @@ static const ending silent[] = {{0, STOPPED}, {1, STOPPED}, {2, HANGS}};
 static void local_rank_killed_is_named(void **state)
 {
     (void)state;
-    on_all_calls("local", ENDINGS({1, KILLED}, {2, KILLED}), 40, "ended by signal 9 (killed)");
+    on_all_calls("local", ENDINGS({1, KILLED}, {2, KILLED}), 120, "ended by signal 9 (killed)");
 }
 
 static void local_rank_that_ends_is_named(void **state)
 {
     (void)state;
-    on_all_calls("local", ENDINGS({1, ENDED}), 40, "ended with status 3");
-    on_all_calls("local", ENDINGS({2, CRASHED}), 40, "ended by signal 11 (segmentation fault)");
+    on_all_calls("local", ENDINGS({1, ENDED}), 120, "ended with status 3");
+    on_all_calls("local", ENDINGS({2, CRASHED}), 120, "ended by signal 11 (segmentation fault)");
 }
 
 static void local_rank_that_leaves_is_named(void **state)
 {
     (void)state;
-    on_all_calls("local", ENDINGS({1, LEFT}, {0, LEFT}), 40, "has left the run");
+    on_all_calls("local", ENDINGS({1, LEFT}, {0, LEFT}), 120, "has left the run");
 }
 
 static void local_rank_that_is_silent_is_named(void **state)
@@ -83,19 +83,19 @@ static void local_rank_that_is_silent_is_named(void **state)
 static void store_rank_killed_is_named(void **state)
 {
     (void)state;
-    on_all_calls("store", ENDINGS({1, KILLED}, {0, KILLED}), 40, "the connection was lost");
+    on_all_calls("store", ENDINGS({1, KILLED}, {0, KILLED}), 120, "the connection was lost");
 }
 
 static void store_rank_that_ends_is_named(void **state)
 {
     (void)state;
-    on_all_calls("store", ENDINGS({2, ENDED}, {1, CRASHED}), 40, "the connection was lost");
+    on_all_calls("store", ENDINGS({2, ENDED}, {1, CRASHED}), 120, "the connection was lost");
 }
 
 static void store_rank_that_leaves_is_named(void **state)
 {
     (void)state;
-    on_all_calls("store", ENDINGS({1, LEFT}, {0, LEFT}), 40, "has left the run");
+    on_all_calls("store", ENDINGS({1, LEFT}, {0, LEFT}), 120, "has left the run");
 }
 
 static void store_rank_that_is_silent_is_named(void **state)
@@ -124,7 +124,7 @@ static int patient_part(abar_comm *c, abar_context *ctx, board *b)
 static void wait_for_turns(board *b, int more)
 {
     const int until = atomic_load(&b->turn) + more;
-    for (int i = 0; i < 3000 && atomic_load(&b->turn) < until; i++) usleep(10000);
+    for (int i = 0; i < HANGS_AFTER * 100 && atomic_load(&b->turn) < until; i++) usleep(10000);
 }
 
 static void signal_ranks(board *b, int number)
@@ -175,8 +175,8 @@ static void local_ranks_end_with_rank_0(void **state)
 {
     (void)state;
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
-    started s = start_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 40}, endless_part);
-    alarm(60);
+    started s = start_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 120}, endless_part);
+    alarm(HANGS_AFTER);
     for (int i = 0; i < FAILING_RANKS; i++) {
         int status;
         assert_true(waitpid(-1, &status, 0) > 0);
@@ -204,7 +204,7 @@ static int reaped_part(abar_comm *c, abar_context *ctx, board *b)
 static void local_rank_reaped_by_others_is_named(void **state)
 {
     (void)state;
-    run_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 40, .may_fail = 2}, reaped_part);
+    run_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 120, .may_fail = 2}, reaped_part);
 }
 
 /* A rank that ends without a word while rank 0 closes, and one that does not end: closing is bounded. */

@@ -63,7 +63,7 @@ static pid_t start_rank(report *r, int rank, double timeout, int rounds)
     snprintf(path, sizeof path, "/run/netns/%s", names[rank]);
     const int fd = open(path, O_RDONLY);
     if (fd < 0 || setns(fd, CLONE_NEWNET)) _exit(1);
-    alarm(50);
+    alarm(HANGS_AFTER);
     setenv("ABAR_TOKEN", "a token of this test", 1);
     abar_context *ctx = new_context();
     abar_comm *c = NULL;
@@ -91,7 +91,8 @@ static report *run_ranks_apart(double timeout, int rounds, const char *meanwhile
     report *r = mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(r != MAP_FAILED);
     const pid_t pids[] = {start_rank(r, 0, timeout, rounds), start_rank(r, 1, timeout, rounds)};
-    for (int i = 0; meanwhile && i < 20000 && atomic_load(&r->rounds[0]) < 3 && !atomic_load(&r->status[0]); i++) usleep(1000);
+    for (int i = 0; meanwhile && i < HANGS_AFTER * 1000 && atomic_load(&r->rounds[0]) < 3 && !atomic_load(&r->status[0]); i++)
+        usleep(1000);
     if (meanwhile) assert_true(shell(meanwhile, names[1]));
     for (int i = 0; i < 2; i++) {
         int status;

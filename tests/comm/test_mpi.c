@@ -44,7 +44,7 @@ static int be_rank(const char *name, const char *path, double timeout)
     const int fd = open(path, O_RDWR);
     board *b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (fd < 0 || b == MAP_FAILED) return 2;
-    alarm(50);
+    alarm(HANGS_AFTER);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     abar_context *ctx = new_context();
     abar_comm *c = NULL;
@@ -103,7 +103,7 @@ static pid_t start_mpi(int i, const found *f, int n, const char *name, const cha
         arguments[k++] = "-np", arguments[k++] = count, arguments[k++] = self;
         arguments[k++] = name, arguments[k++] = path, arguments[k++] = seconds;
         setenv("ABAR_MPI_MODULE", f->module, 1);
-        alarm(60); /* of mpirun */
+        alarm(HANGS_AFTER + 10); /* of mpirun */
         freopen("/dev/null", "w", stdout);
         if (strcmp(name, "all")) freopen("/dev/null", "w", stderr); /* mpirun tells what the test expects */
         execv(f->mpirun, (char *const *)(uintptr_t)arguments);
@@ -148,7 +148,7 @@ static void calls_do_what_they_say(void **state)
         for (int n = 1; n <= 4; n++) {
             char path[64];
             board *b = map_board(path, 0);
-            const int status = run_mpi(i, &f, n, "all", path, 20);
+            const int status = run_mpi(i, &f, n, "all", path, 60);
             for (int r = 0; r < n; r++)
                 if (atomic_load(&b->line[r]) != -1)
                     fail_msg("%s, %d ranks: rank %d failed in line %d (%s)", libraries[i].kind, n, r, atomic_load(&b->line[r]),
@@ -169,7 +169,7 @@ static void failure_that_is_told_reaches_all(void **state)
         if (!find_library(i, &f)) continue;
         char path[64];
         board *b = map_board(path, 0);
-        (void)run_mpi(i, &f, 3, "telling", path, 20);
+        (void)run_mpi(i, &f, 3, "telling", path, 60);
         for (int r = 0; r < 3; r++)
             if (atomic_load(&b->line[r]) > 0)
                 fail_msg("%s: rank %d failed in line %d (%s)", libraries[i].kind, r, atomic_load(&b->line[r]), b->text[r]);
@@ -232,7 +232,7 @@ static void rank_killed_ends_the_job(void **state)
         if (!find_library(i, &f)) continue;
         char path[64];
         board *b = map_board(path, pack_failing(SUM, 1, KILLED));
-        const int status = run_mpi(i, &f, FAILING_RANKS, "failing", path, 30);
+        const int status = run_mpi(i, &f, FAILING_RANKS, "failing", path, 60);
         assert_true(status != 0 && !(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM));
         unlink(path);
         munmap(b, sizeof *b);

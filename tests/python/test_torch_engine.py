@@ -80,7 +80,7 @@ class Engine(Case):
     def engine(self, method, **options):
         words = [f"{key.replace('_', '-')}={value}" for key, value in options.items()]
         command = [ENGINE, self.path("in"), self.path(method), method, self.width, STEPS, LR, "weight-decay=0", "threads=1"]
-        done = subprocess.run([*map(str, command), *self.words, *words], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([*map(str, command), *self.words, *words], capture_output=True, text=True, timeout=300)
         self.assertEqual(done.returncode, 0, done.stderr)
         return read_safetensors(self.path(method))
 

@@ -35,7 +35,7 @@ class Examples(Case):
         if importlib.util.find_spec(package) is None:
             self.skipTest(f"there is no {package}")
         process = start_python(support.ROOT / "examples" / name, *arguments)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         self.assertEqual(process.returncode, 2, output)
         self.assertRegex(output.splitlines()[-1], f"^{name}: error: {arguments[0]}.*: ")
 

@@ -591,7 +591,7 @@ class Library(Case):
             capture_output=True,
             text=True,
             cwd="/",
-            timeout=60,
+            timeout=300,
         )
 
     use = "import torch, abar.torch; abar.torch.MAC(torch.nn.Linear(2, 2), lr=0.1)"
@@ -645,7 +645,7 @@ class Installing(Case):
             command += ["--target", target, os.path.join(source, "python")]
             environment = {**os.environ, "ABAR_LIBRARY": str(support.LIBRARY), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
             environment.pop("PYTHONPATH", None)
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
             self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-2000:])
             code = (
                 "import abar, abar.torch, torch; print(abar.library_path()); print(abar.__file__)\n"

@@ -2,6 +2,8 @@
  */
 #include "queued_support.h"
 
+#include "comm/comm_impl.h"
+
 #include <sys/mman.h>
 
 /* ---- what ranks divide ----------------------------------------------------------------------------------------------------
@@ -119,9 +121,8 @@ static int stop_one(fixture *f, abar_setup *setup)
     return 0;
 }
 
-static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
+static void check_setup_in_child(fixture *f, abar_setup *setup, int (*be_ranks)(fixture *f, abar_setup *setup))
 {
-    abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
     int status = 0;
     setenv("ABAR_NCCL", FAKE_NCCL, 1);
     const pid_t child = fork_test();
@@ -131,44 +132,65 @@ static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *s
     abar_setup_destroy(f->ctx, setup);
 }
 
+static void check_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
+{
+    check_setup_in_child(f, make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10"), be_ranks);
+}
+
 static void queued_wish_to_stop_reaches_all_ranks(void **state) { check_in_child(*state, stop_one); }
 
+/* Seconds that pass in a failure alone: a busy machine may stop a process for some of them. */
+#define PATIENCE 120.0
+
 /* Two ranks wait here for each other, outside of what they test: a rank that leaves first is a reason of its own to stop. */
-static atomic_int *waiting;
+typedef struct meeting {
+    atomic_int connecting; /* a rank has what it needs of the other to connect */
+    atomic_int ended;      /* so many ranks */
+} meeting;
+
+static meeting *waiting;
+
+static bool comes_to(const atomic_int *n, int wanted)
+{
+    const double end = abar__seconds() + PATIENCE;
+    while (atomic_load(n) < wanted && abar__seconds() < end) usleep(2000);
+    return atomic_load(n) >= wanted;
+}
 
 static bool meet(void)
 {
-    const double end = abar__seconds() + 60.0;
-    atomic_fetch_add(waiting, 1);
-    while (atomic_load(waiting) < 2 && abar__seconds() < end) usleep(2000);
-    return atomic_load(waiting) == 2;
+    atomic_fetch_add(&waiting->ended, 1);
+    return comes_to(&waiting->ended, 2);
+}
+
+static void check_pair(fixture *f, abar_setup *setup, int (*be_ranks)(fixture *f, abar_setup *setup))
+{
+    waiting = mmap(NULL, sizeof *waiting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(waiting != MAP_FAILED);
+    check_setup_in_child(f, setup, be_ranks);
+    munmap(waiting, sizeof *waiting);
 }
 
 static void check_pair_in_child(fixture *f, int (*be_ranks)(fixture *f, abar_setup *setup))
 {
-    waiting = mmap(NULL, sizeof *waiting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(waiting != MAP_FAILED);
-    check_in_child(f, be_ranks);
-    munmap(waiting, sizeof *waiting);
+    check_pair(f, make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10"), be_ranks);
 }
-
-/* The timeout of ranks that are to give up: a busy machine stops a process for a second now and then. */
-#define GIVE_UP 4
 
 /* The other rank does not come: waiting ends. */
 static int wait_for_nobody(fixture *f, abar_setup *setup)
 {
-    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = GIVE_UP};
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
     abar_comm *comm;
     joined *j = calloc(1, sizeof *j);
     if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
     build(j, f, setup, comm, NCCL);
     events_end = false;
+    comm->timeout = 0.5; /* from here on each waits for itself */
     const double began = abar__seconds();
     const abar_status status = abar__join_wait(&j->join, NULL);
     const double took = abar__seconds() - began;
-    if (status != ABAR_E_PEER || !strstr(abar_context_error(f->ctx), "has not ended for 4 seconds")) return 3;
-    if (took < GIVE_UP || took > GIVE_UP + 20.0) return 4;
+    if (status != ABAR_E_PEER || !strstr(abar_context_error(f->ctx), "has not ended for 0.5 seconds")) return 3;
+    if (took < 0.5 || took > PATIENCE) return 4;
     if (!meet()) return 5;
     if (abar__comm_barrier(comm) != ABAR_E_PEER) return 6; /* later calls fail at once */
     drop(j);
@@ -181,45 +203,109 @@ static void queued_wait_for_a_rank_that_is_gone_ends(void **state) { check_pair_
 /* The other rank has failed: its reason comes, long before the timeout. */
 static int hear_the_reason(fixture *f, abar_setup *setup)
 {
-    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = 60};
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
     abar_comm *comm;
     joined *j = calloc(1, sizeof *j);
     if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
     build(j, f, setup, comm, NCCL);
     events_end = false;
+    if (!meet()) return 3; /* both are connected */
     const bool fails = abar_comm_rank(comm) == 1;
     const double began = abar__seconds();
     const abar_status own = fails ? abar__fail(f->ctx, ABAR_E_FORMAT, "bird.jpg: is damaged") : ABAR_OK;
     const abar_status status = fails ? abar__join_tell(&j->join, own) : abar__join_wait(&j->join, NULL);
-    if (status != (fails ? ABAR_E_FORMAT : ABAR_E_PEER) || abar__seconds() - began > 30.0) return 3;
-    if (!strstr(abar_context_error(f->ctx), "bird.jpg: is damaged")) return 4;
-    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 5;
+    if (status != (fails ? ABAR_E_FORMAT : ABAR_E_PEER) || abar__seconds() - began > PATIENCE / 2) return 4;
+    if (!strstr(abar_context_error(f->ctx), "bird.jpg: is damaged")) return 5;
+    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 6;
     drop(j);
     abar_comm_close(comm);
     return 0;
 }
 
-static void queued_reason_of_a_rank_that_fails_reaches_others(void **state) { check_in_child(*state, hear_the_reason); }
+static void queued_reason_of_a_rank_that_fails_reaches_others(void **state) { check_pair_in_child(*state, hear_the_reason); }
 
-/* NCCL's ranks do not find each other. */
+static abar_status say_connecting(void *unused)
+{
+    (void)unused;
+    atomic_store(&waiting->connecting, 1);
+    return ABAR_OK;
+}
+
+/* NCCL's ranks do not find each other. Rank 1 begins when rank 0 has sent what it needs: then neither waits for the other. */
 static int connect_to_nobody(fixture *f, abar_setup *setup)
 {
-    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = GIVE_UP};
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
     abar_comm *comm;
     abar__nccl *nccl;
-    abar_device *dev;
-    need(f, abar__device_open(f->ctx, setup, &dev));
+    (void)setup;
     if (abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    comm->timeout = 0.5;
     setenv("FAKE_NCCL_HANGS", "1", 1);
-    if (abar__exchange_over_nccl(f->ctx, comm, dev, &nccl) != ABAR_E_PEER || nccl) return 3;
-    if (!strstr(abar_context_error(f->ctx), "NCCL: the ranks have not connected within 4 seconds")) return 4;
-    if (!meet()) return 5;
-    abar_device_close(dev);
+    if (abar_comm_rank(comm) == 1 && !comes_to(&waiting->connecting, 1)) return 3;
+    if (abar__nccl_open(f->ctx, comm, say_connecting, NULL, &nccl) != ABAR_E_PEER || nccl) return 4;
+    if (!strstr(abar_context_error(f->ctx), "NCCL: the ranks have not connected within 0.5 seconds")) return 5;
+    if (!meet()) return 6;
     abar_comm_close(comm);
     return 0;
 }
 
 static void nccl_that_does_not_connect_ends(void **state) { check_pair_in_child(*state, connect_to_nobody); }
+
+/* One rank cannot connect: the other, which would wait for it, has its reason. */
+static int connect_in_vain(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
+    abar_comm *comm;
+    abar__nccl *nccl;
+    (void)setup;
+    if (abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    const bool fails = abar_comm_rank(comm) == 1;
+    const double began = abar__seconds();
+    setenv(fails ? "FAKE_NCCL_FAILS" : "FAKE_NCCL_HANGS", "1", 1);
+    const abar_status status = abar__nccl_open(f->ctx, comm, say_connecting, NULL, &nccl);
+    if (status != (fails ? ABAR_E_BACKEND : ABAR_E_PEER) || nccl || abar__seconds() - began > PATIENCE / 2) return 3;
+    if (!strstr(abar_context_error(f->ctx), "NCCL: failed (ncclCommInitRank)")) return 4;
+    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 5;
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void nccl_that_fails_on_one_rank_is_told(void **state) { check_pair_in_child(*state, connect_in_vain); }
+
+/* Where ranks exchange through the host, one fails in a part of the step behind the first: the others, which wait for what it
+ * has derived, have its reason. */
+static int fail_behind_the_passes(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = PATIENCE};
+    abar_comm *comm;
+    abar__step_parts parts;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, QUEUED);
+    const abar__stepper *s = &j->e.stepper;
+    const bool fails = abar_comm_rank(comm) == 1;
+    const double lr = setup->train.lr;
+    need(f, abar__data_feed_seek(&j->e.feed, j->e.loader, 0, 0));
+    need(f, abar_optim_rates(j->e.optim, 0, &lr, 1));
+    need(f, abar__stepper_begin(s, &parts));
+    if (!abar__parts_meet(&parts, ABAR_STAGE_PASSES) || !abar__parts_meet(&parts, ABAR_STAGE_COMMIT)) return 3;
+    need(f, abar__stepper_meet(s, ABAR_STAGE_PASSES, abar__stepper_enqueue_part(s, &parts, 0, ABAR_STAGE_PASSES)));
+    if (!meet()) return 4; /* both have ended that exchange */
+    abar_status status = abar__stepper_enqueue_part(s, &parts, ABAR_STAGE_COMMIT, ABAR_STAGE_COMMIT);
+    if (fails) status = abar__fail(f->ctx, ABAR_E_BACKEND, "cuda: has no memory left");
+    status = abar__stepper_meet(s, ABAR_STAGE_COMMIT, status);
+    if (status != (fails ? ABAR_E_BACKEND : ABAR_E_PEER)) return 5;
+    if (!strstr(abar_context_error(f->ctx), "cuda: has no memory left")) return 6;
+    if (!fails && strncmp(abar_context_error(f->ctx), "rank 1 on ", 10) != 0) return 7;
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void queued_reason_of_a_rank_that_fails_late_reaches_others(void **state)
+{
+    check_pair(*state, make_setup(*state, "lenet5", "kfac", RUN "micro=6 tcov=1 tinv=1"), fail_behind_the_passes);
+}
 
 static void nccl_that_is_missing_is_told(void **state)
 {
@@ -245,6 +331,8 @@ int main(void)
         with_fixture(queued_wait_for_a_rank_that_is_gone_ends),
         with_fixture(queued_reason_of_a_rank_that_fails_reaches_others),
         with_fixture(nccl_that_does_not_connect_ends),
+        with_fixture(nccl_that_fails_on_one_rank_is_told),
+        with_fixture(queued_reason_of_a_rank_that_fails_late_reaches_others),
         with_fixture(nccl_that_is_missing_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
