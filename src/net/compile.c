@@ -3,6 +3,18 @@
 
 #include <string.h>
 
+/* A result without a reader has no gradient, either. */
+static abar_status check_readers(const abar_net *net)
+{
+    for (int n = 0; n < net->n_nodes; n++) {
+        const abar__node *node = &net->nodes[n];
+        if (node->out < 0 || net->values[node->out].uses > 0) continue;
+        return abar__fail(net->ctx, ABAR_E_ARGUMENT, "net: no operation reads the result of %s, use it or leave it out",
+                          node->name);
+    }
+    return ABAR_OK;
+}
+
 static abar_status check(abar_net *net, const abar_compile_config *config)
 {
     abar_context *ctx = net->ctx;
@@ -15,7 +27,7 @@ static abar_status check(abar_net *net, const abar_compile_config *config)
     if (net->config.batch < 1)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.batch is %lld, set it to at least 1",
                           (long long)net->config.batch);
-    return ABAR_OK;
+    return check_readers(net);
 }
 
 static void put_batch_in_front(abar_net *net)

@@ -49,6 +49,13 @@ static void scope_left_open(abar_net *net)
 }
 static void smoothing_of_one(abar_net *net) { abar_softmax_cross_entropy(net, abar_flatten(net, image(net)), 1.0); }
 
+static void result_without_reader(abar_net *net)
+{
+    const abar_value x = abar_conv2d(net, image(net), "c", &conv3);
+    abar_conv2d(net, x, "aside", &conv3);
+    abar_softmax_cross_entropy(net, abar_flatten(net, x), 0.0);
+}
+
 static void net_mistakes_are_told_by_compile(void **state)
 {
     (void)state;
@@ -61,6 +68,7 @@ static void net_mistakes_are_told_by_compile(void **state)
     expect_mistake(add_of_two_shapes, "cannot add 3x8x8 and 4x8x8");
     expect_mistake(scope_left_open, "never popped");
     expect_mistake(smoothing_of_one, "label smoothing");
+    expect_mistake(result_without_reader, "reads the result of aside");
 }
 
 static int count_operation(const abar_net *net, const char *operation)

@@ -6,8 +6,8 @@
  * end is still in cache. The residual's gradient is g itself: where it is wanted, the second pass reads g from there.
  * Without a residual the ReLU's mask is computed from x, and y is not read at all.
  *
- * In C8 and C16 x, with its gradient, may be some channels of a wider value. The concatenation that made that then gives the
- * moments, so that the first pass falls away, and the gradient is added to. */
+ * In C8 and C16 x, with its gradient, may be some channels of a wider value: the gradient is then added to. The concatenation
+ * that made that value, or the convolution that made x, gives the moments, so that the first pass falls away. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/isa/batch_norm_kernels.h"
 

@@ -54,6 +54,17 @@ static int64_t inputs(const abar__op *op) { return op->desc.in[0].dim[op->desc.i
 static int64_t outputs(const abar__op *op) { return op->desc.out.dim[op->desc.out.ndim - 1]; }
 static int64_t row_count(const abar__op *op) { return abar__shape_count(&op->desc.out) / outputs(op); }
 
+static abar_status make_ready(const abar__op *op)
+{
+    int status = ABAR_OK;
+#pragma omp parallel num_threads(1) reduction(min : status)
+    {
+        abar__blas_single();
+        status = abar__multiply_ready();
+    }
+    return explain(op, status);
+}
+
 static abar_status create(abar__op *op)
 {
     static const abar__activation_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__activation);
@@ -63,6 +74,7 @@ static abar_status create(abar__op *op)
     if (kind == ABAR_ACT_TANH) return ABAR_E_UNSUPPORTED;
     if (kind == ABAR_ACT_GELU_ERF) g = (gelu){k->gelu_erf, k->gelu_erf_grad};
     if (kind == ABAR_ACT_GELU_TANH) g = (gelu){k->gelu_tanh, k->gelu_tanh_grad};
+    ABAR_TRY(make_ready(op));
     ABAR_TRY(abar__op_priv(op, sizeof g));
     *(gelu *)op->priv = g;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;

@@ -9,15 +9,16 @@
 namespace
 {
 
-constexpr std::size_t RESERVE = std::size_t{2} << 20; /* above what one call takes, code buffers of 256 KiB among it */
+/* above what one call takes, code buffers of 256 KiB among it, and the first products, with 52 such buffers */
+constexpr std::size_t RESERVE = std::size_t{2} << 20, RESERVE_PRODUCTS = std::size_t{24} << 20;
 
 /* oneDNN writes to memory that it did not get. So a shortage is found before it is called: its code buffers are mapped, and
  * where the system maps no more, malloc finds nothing soon. */
-bool has_reserve()
+bool has_reserve(std::size_t bytes = RESERVE)
 {
-    void *memory = mmap(nullptr, RESERVE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return false;
-    munmap(memory, RESERVE);
+    munmap(memory, bytes);
     return true;
 }
 
@@ -148,4 +149,13 @@ dnnl_status_t abar__dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_di
     /* oneDNN 2.6's kernels keep the stack pointer in the heap, where a signal handler would write. */
     const without_signals quiet;
     return done([=] { return dnnl_sgemm(trans_a, trans_b, m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc); });
+}
+
+dnnl_status_t abar__dnnl_sgemm_ready()
+{
+    const float a[4] = {}, b[4] = {};
+    float c[4];
+    if (!has_reserve(RESERVE_PRODUCTS)) return dnnl_out_of_memory;
+    const dnnl_status_t status = abar__dnnl_sgemm('N', 'N', 2, 2, 2, a, 2, b, 2, 0.0f, c, 2);
+    return status ? status : abar__dnnl_sgemm('N', 'T', 2, 2, 2, a, 2, b, 2, 0.0f, c, 2); /* few rows: kernels of their own */
 }

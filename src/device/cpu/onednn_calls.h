@@ -25,6 +25,8 @@ dnnl_status_t abar__dnnl_wait(dnnl_stream_t stream);
 /* c = op(a) op(b) + beta c, row-major. */
 dnnl_status_t abar__dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k, const float *a,
                                dnnl_dim_t lda, const float *b, dnnl_dim_t ldb, float beta, float *c, dnnl_dim_t ldc);
+/* Makes the kernels of products, unless they are there: the first product would do so, without asking for memory. */
+dnnl_status_t abar__dnnl_sgemm_ready(void);
 
 #ifdef __cplusplus
 }

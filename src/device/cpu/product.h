@@ -22,6 +22,9 @@ typedef struct abar__product {
  * abar__blas_single() keeps them from it. Fails for lack of memory; the caller says so (threads share the context). */
 abar_status abar__multiply(const abar__product *p);
 
+/* Makes what the first product would make: kernels take memory. Called where an operation is created. */
+abar_status abar__multiply_ready(void);
+
 extern const char abar__multiply_name[]; /* whose kernels they are */
 
 #endif

@@ -46,7 +46,7 @@ typedef struct abar__batch_norm_kernels {
 
 ABAR_ISA_EXTERN(abar__batch_norm_kernels, abar__batch_norm);
 
-/* The moments of a channel that a concatenation computes for all batch norms that read it. */
+/* The moments of a channel that a convolution or a concatenation computes for all batch norms that read it. */
 typedef struct abar__norm_moments {
     double sum, square;
 } abar__norm_moments;
