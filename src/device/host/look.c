@@ -1,5 +1,6 @@
 /* What check reads: all gradients, for their norm, before anything is written. Of maps that a vector u treats, G - (G u) uT, G
- * u is taken in the same reading, so that the passes need not read a row before they update it. */
+ * u is taken in the same reading, so that the passes need not read a row before they update it. And decay inside of gradients
+ * (methods.md section 8), on ref and cpu. */
 #include "device/host/look.h"
 
 static bool takes_products(const abar__plan *p)
@@ -64,4 +65,32 @@ bool abar__look(abar_device *dev, abar__compiled_step *s, double *norm)
         map->look.right = map->known ? abar__plan_data(&s->plans[i], s->plans[i].apply.u) : NULL;
     }
     return dev->ops->norm(dev, s->looks, s->n_looks, norm);
+}
+
+/* ---- G <- G + lambda W ------------------------------------------------------------------------------------------ */
+
+static void add_f64(const abar__update_item *item, double share)
+{
+    const double *weight = item->weight;
+    double *grad = item->grad;
+    for (int64_t i = 0; i < item->count; i++) grad[i] += share * weight[i];
+}
+
+static void add_f32(const abar__update_item *item, float share)
+{
+    const float *weight = item->weight;
+    float *grad = item->grad;
+    for (int64_t i = 0; i < item->count; i++) grad[i] += share * weight[i];
+}
+
+void abar__decay_inside(const abar_device *dev, const abar__update_item *items, int n, double scale)
+{
+    for (int i = 0; i < n; i++) {
+        const double share = items[i].weight_decay / scale;
+        if (share == 0.0) continue;
+        if (dev->ops->dtype == ABAR_F64)
+            add_f64(&items[i], share);
+        else
+            add_f32(&items[i], (float)share);
+    }
 }

@@ -5,7 +5,6 @@
 #include "device/host/compiled_step.h"
 #include "device/host/derive.h"
 #include "device/host/extra.h"
-#include "device/host/inside.h"
 #include "device/host/look.h"
 #include "device/host/natural.h"
 #include "device/host/ring.h"
