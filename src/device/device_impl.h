@@ -22,6 +22,7 @@ struct abar__update_item {
     bool cautious;                 /* adamw, plain: the decay acts only where it agrees with the step */
     const abar__precondition *pre; /* NULL: the gradient as it is; set by ref's and cpu's step */
     int64_t rows;
+    void *products;                       /* norm: (rows), where the rows' products with pre's right go; NULL: nowhere */
     const struct abar__update_item *bias; /* (rows), updated with this item; NULL: none */
     void *shadow;                         /* bf16 copy of weight that the update writes too, in its order; NULL: none */
     int map;                              /* index of the plan that preconditions it, -1: none */
@@ -103,7 +104,8 @@ typedef struct abar_device_ops {
     abar_status (*copy)(abar_device *dev, const abar_tensor *dst, const abar_tensor *src);
     /* What ref's and cpu's step is made of (host/step.c); NULL on cuda.
      * norm: whether every element of the items' own gradients is finite; *norm: their Euclidean norm then, at most DBL_MAX; no
-     * square overflows on the way. */
+     * square overflows on the way. An item with pre is read by rows: where pre has a right, the products of the rows with it,
+     * elements of the bias included, are left in products, in the same reading. They do not change the norm. */
     bool (*norm)(abar_device *dev, const abar__update_item *items, int n, double *norm);
     void (*update)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     const abar__stats_ops *stats;

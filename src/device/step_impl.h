@@ -282,7 +282,7 @@ typedef struct abar__ring {
 } abar__ring;
 
 typedef struct abar__step_desc {
-    const abar__update_item *items; /* every parameter with a gradient once: the norm is taken of these */
+    const abar__update_item *items; /* every parameter with a gradient once: the norm is taken of these; .map: its first plan */
     int n_items;
     const abar__update_item *updates; /* what the passes are given; .map says which plan preconditions it, with its .bias */
     int n_updates;

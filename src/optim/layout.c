@@ -121,7 +121,10 @@ void abar__optim_lay_out(abar_optim *o)
     o->n_active = o->n_updates = o->n_blocks = o->n_tensors = o->n_passes = 0;
     for (int m = 0; m < o->n_maps; m++) bind_map(o, m);
     for (int i = 0; i < o->n; i++)
-        if (o->items[i].grad) o->active[o->n_active++] = o->items[i];
+        if (o->items[i].grad) {
+            o->active[o->n_active] = o->items[i];
+            o->active[o->n_active++].map = o->first_map[i];
+        }
     for (int kind = 0; kind < ABAR_UPDATE_KINDS; kind++) {
         const int first = o->n_updates;
         for (int m = 0; m < o->n_maps; m++)

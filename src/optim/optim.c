@@ -204,12 +204,15 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
     ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->biases, (void **)&o->biases));
     ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->owners, (void **)&o->owners));
     ABAR_TRY(abar__alloc(ctx, n * sizeof *o->mapped, (void **)&o->mapped));
+    ABAR_TRY(abar__alloc(ctx, n * sizeof *o->first_map, (void **)&o->first_map));
+    for (int i = 0; i < o->n; i++) o->first_map[i] = -1;
     for (int m = 0; m < o->n_maps; m++) {
         o->owners[m] = (abar__owner){-1, -1};
         if (o->curvature->maps[m].layer < 0) continue; /* all parameters */
         ABAR_TRY(find_owner(o, &layers[o->curvature->maps[m].layer], &o->owners[m]));
         if (!o->curvature->maps[m].bias) o->owners[m].bias = -1; /* there is none, or the rule has it */
         o->mapped[o->owners[m].weight] = true;
+        if (o->first_map[o->owners[m].weight] < 0) o->first_map[o->owners[m].weight] = m;
         if (o->owners[m].bias >= 0) o->mapped[o->owners[m].bias] = true;
         if (o->owners[m].bias >= 0 && abar__zero_owns(o, o->owners[m].bias) != abar__zero_owns(o, o->owners[m].weight))
             return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--zero 1: %s and %s are one map of two modules, use --zero 0",
@@ -384,6 +387,7 @@ void abar_optim_destroy(abar_optim *o)
     abar__free(ctx, o->biases, (size_t)o->n_maps * sizeof *o->biases);
     abar__free(ctx, o->owners, (size_t)o->n_maps * sizeof *o->owners);
     abar__free(ctx, o->mapped, (size_t)o->n * sizeof *o->mapped);
+    abar__free(ctx, o->first_map, (size_t)o->n * sizeof *o->first_map);
     abar__free(ctx, o->rings, (size_t)o->n_rings * sizeof *o->rings);
     abar__free(ctx, o->pieces, (size_t)o->pieces_capacity * sizeof *o->pieces);
     abar__curvature_destroy(o->curvature);
@@ -633,7 +637,7 @@ static size_t book_bytes(const abar_optim *o)
     const size_t n = (size_t)o->n, maps = (size_t)o->n_maps, blocks = (size_t)o->blocks_capacity, cut = (size_t)o->n_cut;
     return sizeof *o +
            n * (sizeof *o->params + sizeof *o->views + sizeof *o->chains + sizeof *o->states + 2 * sizeof(abar__update_item) +
-                sizeof(bool)) +
+                sizeof(bool) + sizeof(int)) +
            (n + maps + blocks + cut) * sizeof(abar__update_item) + maps * (sizeof(abar__update_item) + sizeof(abar__owner)) +
            blocks * sizeof(abar__ns_block) + (size_t)o->tensors_capacity * sizeof(abar__block) +
            (size_t)o->n_rings * sizeof *o->rings + (size_t)o->pieces_capacity * sizeof *o->pieces;

@@ -134,6 +134,7 @@ struct abar_optim {
     abar__block *tensors; /* blocks of all chains that are cut */
     abar__owner *owners;  /* of the maps */
     bool *mapped;         /* parameters that belong to a map */
+    int *first_map;       /* of each parameter that is the weight of some: -1 else */
     abar__update_pass passes[ABAR_PASSES_MAX];
     abar__ring *rings;        /* of maps that keep the gradients of many steps, */
     abar__ring_piece *pieces; /* and what these are made of */

@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,13 +74,8 @@ class StateTensor:
     elementwise: bool = False  # the rule's, an element for each of the parameter's
 
 
-class Place(NamedTuple):
-    """Where a parameter is and how it learns, as the library was last told."""
-
-    value: int
-    grad: int | None
-    lr: float
-    weight_decay: float
+#: Where a parameter is and how it learns, as the library was last told: value, gradient, learning rate, weight decay.
+Place = tuple[int, "int | None", float, float]
 
 
 def _release(library: Any, optim: Any, device: Any, context: _library.Context) -> None:
@@ -307,34 +302,54 @@ class Engine:
         self._step.lr = max(rates)
         return self._step.lr or 1.0
 
-    def place(self, index: int, p: Tensor, lr: float, weight_decay: float) -> None:
-        """Tells the library where parameter and gradient are now, if anything has changed."""
-        grad, before = p.grad, self.places[index]
-        if before is not None and self._reads(index, p, grad):  # the usual case, at every step for every parameter
-            at = None if grad is None else grad.data_ptr()
-            if before == (p.data_ptr(), at, lr, weight_decay):
-                return
+    def place_all(self, rates: Sequence[tuple[int, float, float]]) -> None:
+        """Tells the library where parameters and gradients are now, and how they learn, where anything has changed. rates: for
+        runs of parameters, how many, learning rate and weight decay. It comes at every step for every parameter, so what is
+        usual, the library reads both where they are, is decided here, without a call in between."""
+        places, dtype, strided = self.places, self.dtype, torch.strided
+        special = self._turned | self._shadows.keys()
+        set_param, optim = self.library.abar_optim_set_param, self.optim
+        params, index = self.params, -1
+        for count, lr, weight_decay in rates:
+            for p in params[index + 1 : index + 1 + count]:
+                index += 1
+                grad, before = p.grad, places[index]
+                if before is None or index in special or not p.is_contiguous():
+                    self._place(index, p, grad, lr, weight_decay)
+                    continue
+                if grad is None:
+                    at = None
+                elif grad.dtype is dtype and grad.layout is strided and grad.is_contiguous():
+                    at = grad.data_ptr()
+                else:
+                    self._place(index, p, grad, lr, weight_decay)
+                    continue
+                value, at_before, lr_before, decay_before = before
+                if p.data_ptr() != value:
+                    self._place(index, p, grad, lr, weight_decay)
+                elif at != at_before or lr != lr_before or weight_decay != decay_before:
+                    status = set_param(optim, index, value, at, lr, weight_decay)
+                    if status < 0:
+                        self.context.check(status)
+                    places[index] = (value, at, lr, weight_decay)
+
+    def _place(self, index: int, p: Tensor, grad: Tensor | None, lr: float, weight_decay: float) -> None:
+        """The same for a parameter that may have moved, or stands in another form in the library."""
+        before = self.places[index]
         if grad is not None:
             grad = self._dense_grad(index, self._oriented(index, grad), p)
         value = self._dense(index, p).data_ptr()
-        now = Place(value, None if grad is None else grad.data_ptr(), lr, weight_decay)
+        now = (value, None if grad is None else grad.data_ptr(), lr, weight_decay)
         if now == before:
             return
-        if before is None or before.value != now.value:
+        if before is None or before[0] != value:
             self._check_moved(p)
-        status = self.library.abar_optim_set_param(self.optim, index, now.value, now.grad, lr, weight_decay)
-        self.context.check(status)
+        self.context.check(self.library.abar_optim_set_param(self.optim, index, *now))
         self.places[index] = now
 
     def placed_grads(self) -> list[Tensor]:
         """The gradients of the next step, where the library reads them."""
         return [self._kept.get(i, p.grad) for i, p in enumerate(self.params) if p.grad is not None]
-
-    def _reads(self, index: int, p: Tensor, grad: Tensor | None) -> bool:
-        """Whether the library can read both where they are."""
-        if index in self._turned or index in self._shadows or not p.is_contiguous():
-            return False
-        return grad is None or (grad.layout is torch.strided and grad.dtype is p.dtype and grad.is_contiguous())
 
     def set_rule(self, options: _library.Options) -> None:
         self.context.check(self.library.abar_optim_set_rule(self.optim, options.pointer))

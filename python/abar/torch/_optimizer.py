@@ -354,14 +354,11 @@ class CurvatureOptimizer(Citizen):
     def _place_params(self) -> None:
         self._stands.load()
         self._engine.params[:] = self._stands.tensors
-        index = 0
         rates = [rates_of(group) for group in self.param_groups]
         rate = self._engine.set_rates([lr for lr, _ in rates])
+        sizes = [len(group["params"]) for group in self.param_groups]
         with torch._C.DisableTorchFunction():  # nothing here concerns the mode that looks for uses
-            for group, (lr, weight_decay) in zip(self.param_groups, rates):
-                for _ in group["params"]:
-                    self._engine.place(index, self._stands.tensors[index], lr / rate, weight_decay)
-                    index += 1
+            self._engine.place_all([(n, lr / rate, decay) for n, (lr, decay) in zip(sizes, rates)])
 
     def _follow_rule(self) -> None:
         """Schedulers change momentum and betas in the groups; they hold for all parameters."""

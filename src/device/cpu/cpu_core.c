@@ -116,6 +116,31 @@ static int first_piece(const line *l, int thread, int team) { return (int)((int6
 
 /* ---- gradient norm ---------------------------------------------------------------------------------------------- */
 
+/* The rows of a map that begin in a span. */
+typedef struct row_range {
+    int64_t columns, from, to;
+} row_range;
+
+static row_range rows_of(const span *s)
+{
+    const int64_t columns = s->item->count / s->item->rows;
+    return (row_range){columns, (s->first + columns - 1) / columns, (s->first + s->count + columns - 1) / columns};
+}
+
+/* The sum of a span's squares; of a map also the products of its rows. */
+static double look_at(const abar__core_kernels *kernels, const span *s)
+{
+    const abar__update_item *item = s->item, *bias = item->bias;
+    const float *grad = item->grad;
+    if (!item->pre) return kernels->sum_squares(grad + s->first, s->count);
+    const row_range r = rows_of(s);
+    const float *right = item->pre->right;
+    float *c = item->products;
+    const double sum = kernels->sum_squares_rows(grad + r.from * r.columns, r.to - r.from, r.columns, right, c + r.from);
+    for (int64_t o = r.from; right && bias && o < r.to; o++) c[o] += ((const float *)bias->grad)[o] * right[r.columns];
+    return sum;
+}
+
 /* Squares of floats are far from overflowing in double: their sum is finite where every element is. */
 static bool cpu_norm(abar_device *dev, const abar__update_item *items, int n, double *norm)
 {
@@ -129,8 +154,7 @@ static bool cpu_norm(abar_device *dev, const abar__update_item *items, int n, do
         walk w = walk_from(&l, piece * l.piece);
         for (; piece < end; piece++) {
             w.left = l.piece;
-            for (span s; walk_next(&l, &w, &s);)
-                sums[piece] += kernels->sum_squares((const float *)s.item->grad + s.first, s.count);
+            for (span s; walk_next(&l, &w, &s);) sums[piece] += look_at(kernels, &s);
         }
     }
     double sum = 0.0;
@@ -159,8 +183,13 @@ static abar__row row_of(const rows *r, int64_t i) { return (abar__row){r->right,
  * gradient. */
 static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const rows *r, double scale);
 
-/* Rows are read twice, for their products with right and for their update; meanwhile those behind them are fetched. */
-static int64_t rows_ahead(int64_t elements) { return elements > AHEAD_MAX ? 0 : elements > AHEAD_MIN ? elements : AHEAD_MIN; }
+/* Rows are read twice, for their products with right and for their update; meanwhile those behind them are fetched. Once, where
+ * the products are given. */
+static int64_t rows_ahead(const abar__precondition *pre, int64_t elements)
+{
+    if (pre->coefficient) return ABAR_CORE_AHEAD;
+    return elements > AHEAD_MAX ? 0 : elements > AHEAD_MIN ? elements : AHEAD_MIN;
+}
 
 /* c of rows first to first + n. */
 static const float *row_products(const update *u, const abar__update_item *item, int64_t first, int64_t n, float *c)
@@ -191,7 +220,7 @@ static void update_rows(const update *u, const abar__update_item *item, int64_t 
     }
     float memory[ROWS_MAX];
     const float *c = row_products(u, item, first, n, memory);
-    run(u, item, first * columns, n * columns, &(rows){right, c, n, columns, rows_ahead(n * columns)}, scale);
+    run(u, item, first * columns, n * columns, &(rows){right, c, n, columns, rows_ahead(pre, n * columns)}, scale);
     if (bias) run(u, bias, first, n, &(rows){right + columns, c, n, 1, 0}, scale);
 }
 
@@ -213,10 +242,9 @@ static void update_span(const update *u, const span *s)
         run(u, item, s->first, s->count, NULL, item->kind == ABAR_UPDATE_PLAIN ? 1.0 : u->scalars->grad_scale);
         return;
     }
-    const int64_t columns = item->count / item->rows;
-    const int64_t from = (s->first + columns - 1) / columns, to = (s->first + s->count + columns - 1) / columns;
+    const row_range r = rows_of(s);
     const int64_t most = rows_at_once(item);
-    for (int64_t o = from; o < to; o += most) update_rows(u, item, o, most < to - o ? most : to - o);
+    for (int64_t o = r.from; o < r.to; o += most) update_rows(u, item, o, most < r.to - o ? most : r.to - o);
 }
 
 static void update_all(const abar_device *dev, const abar__update_item *items, int n, const update *u)

@@ -23,7 +23,11 @@ typedef struct abar__host_control {
 /* A map with its gradients; NULL: none now. */
 typedef struct abar__treated_map {
     abar__precondition pre;
+    abar__precondition look; /* what check takes products of rows with; */
+    void *row_products;      /* (out), of maps whose treatment needs them; */
+    bool known;              /* they are those of this step's gradient with what the map is treated with */
     void *grad, *bias_grad;
+    const abar__update_item *bias;
     abar__map_weights weights;
 } abar__treated_map;
 
@@ -37,6 +41,9 @@ struct abar__compiled_step {
     abar__natural_item *natural; /* of the maps */
     double *products;
     abar__update_item *updates; /* the description's, with their preconditioners */
+    abar__update_item *looks;   /* the description's items, cut into maps whose rows' products are taken with the norm */
+    int n_looks;
+    char *row_products; /* of all maps */
     int32_t *verdicts;
     abar__first_pass *first_passes; /* where there is a second one */
     void *memory;

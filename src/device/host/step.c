@@ -5,7 +5,7 @@
 #include "device/host/compiled_step.h"
 #include "device/host/derive.h"
 #include "device/host/extra.h"
-#include "device/host/inside.h"
+#include "device/host/look.h"
 #include "device/host/natural.h"
 #include "device/host/ring.h"
 #include "device/host/rows.h"
@@ -41,21 +41,23 @@ static void plan_workspace(abar_device *dev, abar__compiled_step *s)
 }
 
 /* Hands out host memory, or only counts it. */
-static size_t place(abar__compiled_step *s, char *base)
+static size_t place(const abar_device *dev, abar__compiled_step *s, char *base)
 {
-    const size_t maps = (size_t)s->desc.n_maps;
+    const size_t maps = (size_t)s->desc.n_maps, items = (size_t)s->desc.n_items;
     const abar__piece pieces[] = {{&s->plans, maps * sizeof *s->plans},
                                   {&s->states, maps * sizeof *s->states},
                                   {&s->maps, maps * sizeof *s->maps},
                                   {&s->natural, maps * sizeof *s->natural},
                                   {&s->products, 3 * maps * sizeof *s->products},
                                   {&s->updates, (size_t)s->desc.n_updates * sizeof *s->updates},
+                                  {&s->looks, (items + maps) * sizeof *s->looks},
+                                  {&s->row_products, abar__look_bytes(dev, s->desc.plans, s->desc.n_maps)},
                                   {&s->verdicts, (size_t)s->desc.n_blocks * sizeof *s->verdicts},
                                   {&s->first_passes, (s->desc.second_pass ? maps : 0) * sizeof *s->first_passes}};
     return abar__hand_out(pieces, (int)(sizeof pieces / sizeof *pieces), base);
 }
 
-static void bind(abar__compiled_step *s)
+static void bind(const abar_device *dev, abar__compiled_step *s)
 {
     for (int i = 0; i < s->desc.n_maps; i++) s->maps[i] = (abar__treated_map){.pre = {.scale = 1.0}};
     for (int i = 0; i < s->desc.n_updates; i++) {
@@ -65,9 +67,11 @@ static void bind(abar__compiled_step *s)
         abar__treated_map *map = &s->maps[item->map];
         item->pre = &map->pre;
         map->grad = item->grad;
+        map->bias = item->bias;
         map->bias_grad = item->bias ? item->bias->grad : NULL;
         map->weights = (abar__map_weights){item->weight, item->bias ? item->bias->weight : NULL};
     }
+    abar__look_bind(dev, s);
 }
 
 static void destroy(abar_device *dev, abar__compiled_step *s)
@@ -88,9 +92,9 @@ static size_t saved_bytes(const abar_device *dev, const abar__step_desc *desc)
 
 static abar_status make(abar_device *dev, abar__compiled_step *s)
 {
-    s->memory_bytes = place(s, NULL);
+    s->memory_bytes = place(dev, s, NULL);
     ABAR_TRY(abar__alloc(dev->ctx, s->memory_bytes, &s->memory));
-    place(s, s->memory);
+    place(dev, s, s->memory);
     if (s->desc.n_maps) memcpy(s->plans, s->desc.plans, (size_t)s->desc.n_maps * sizeof *s->plans);
     s->desc.plans = s->plans;
     plan_workspace(dev, s);
@@ -100,7 +104,7 @@ static abar_status make(abar_device *dev, abar__compiled_step *s)
     s->scalars = *s->desc.scalars;
     s->scalars.verdicts = s->verdicts;
     s->control.state.kl_scale = 1.0;
-    bind(s);
+    bind(dev, s);
     return ABAR_OK;
 }
 
@@ -127,7 +131,8 @@ static void *workspace(const abar__compiled_step *s) { return s->workspace; }
 
 static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__step_desc *desc)
 {
-    if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks || desc->n_tensors != s->desc.n_tensors ||
+    if (desc->n_items != s->desc.n_items || desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks ||
+        desc->n_tensors != s->desc.n_tensors ||
         blocks_scratch(dev, desc) > s->workspace_bytes || /* the blocks may be other ones */
         saved_bytes(dev, desc) > s->saved_bytes)
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "step: other parameters need another step");
@@ -135,7 +140,7 @@ static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__
     s->desc.plans = s->plans;
     s->scalars = *desc->scalars;
     s->scalars.verdicts = s->verdicts;
-    bind(s);
+    bind(dev, s);
     return ABAR_OK;
 }
 
@@ -196,7 +201,7 @@ static abar_status check(abar_device *dev, abar__compiled_step *s, double grad_s
     abar__host_control *c = &s->control;
     const int64_t k = c->state.k;
     double own = NAN; /* the norm before grad_scale */
-    const bool finite = dev->ops->norm(dev, s->desc.items, s->desc.n_items, &own);
+    const bool finite = abar__look(dev, s, &own);
     const double norm = grad_scale * own;
     const double clipping = clip > 0.0 ? fmin(1.0, clip / (norm + 1e-6)) : 1.0;
     c->skip = c->bad || !finite || !isfinite(norm);
@@ -307,6 +312,8 @@ static double treat_rows(abar_device *dev, abar__compiled_step *s, int i, bool m
         void *coefficient = abar__plan_data(p, t->coefficient);
         stats->affine(dev, p->out, w, state->real[ABAR_REAL_FACTOR] * inner, 0.0, coefficient);
         map->pre.coefficient = coefficient;
+    } else if (map->known) {
+        map->pre.coefficient = map->row_products;
     }
     if (!measure && !product_counts(s, p)) return 0.0;
     double *products = &s->products[3 * i];

@@ -40,6 +40,16 @@ static double largest_element(const abar__update_item *items, int n)
     return largest;
 }
 
+/* <row o, right>, its element of the bias included. */
+static double row_product(const abar__update_item *item, int64_t o)
+{
+    const int64_t columns = item->count / item->rows;
+    const double *right = item->pre->right, *g = (const double *)item->grad + o * columns;
+    double c = 0.0;
+    for (int64_t i = 0; i < columns; i++) c += g[i] * right[i];
+    return item->bias ? c + ((const double *)item->bias->grad)[o] * right[columns] : c;
+}
+
 /* The largest element is brought to [1/2, 1) by a power of 2, which rounds nothing, so that no square overflows. */
 static bool ref_norm(abar_device *dev, const abar__update_item *items, int n, double *norm)
 {
@@ -55,6 +65,8 @@ static bool ref_norm(abar_device *dev, const abar__update_item *items, int n, do
             const double x = ldexp(grad[i], -exponent);
             sum += x * x;
         }
+        for (int64_t o = 0; items[k].pre && items[k].pre->right && o < items[k].rows; o++)
+            ((double *)items[k].products)[o] = row_product(&items[k], o);
     }
     *norm = fmin(ldexp(sqrt(sum), exponent), DBL_MAX);
     return true;
@@ -186,13 +198,8 @@ static void update_row(const abar__update_item *item, const abar__update_scalars
     int64_t columns = item->count / item->rows;
     const double *right = pre->right, *row_scale = pre->row_scale, *coefficient = pre->coefficient;
     const double *g = (const double *)item->grad + o * columns, *bias = item->bias ? item->bias->grad : NULL;
-    double scale = s->grad_scale * pre->scale * (row_scale ? row_scale[o] : 1.0), c = 0.0;
-    if (coefficient) {
-        c = coefficient[o];
-    } else if (right) {
-        for (int64_t i = 0; i < columns; i++) c += g[i] * right[i];
-        if (bias) c += bias[o] * right[columns];
-    }
+    const double scale = s->grad_scale * pre->scale * (row_scale ? row_scale[o] : 1.0);
+    const double c = coefficient ? coefficient[o] : right ? row_product(item, o) : 0.0;
     for (int64_t i = 0; i < columns; i++)
         rules[item->kind](item, s, o * columns + i, scale * (g[i] - (right ? c * right[i] : 0.0)));
     if (bias) rules[item->bias->kind](item->bias, s, o, scale * (bias[o] - (right ? c * right[columns] : 0.0)));

@@ -4,9 +4,9 @@
 
 #include <math.h>
 
-#define LANES 32     /* independent partial sums: enough to hide the latency of the addition */
-#define AHEAD 512    /* floats: what is updated is fetched so far ahead, */
-#define AHEAD_1 2048 /* or what is read alone. The processor's own prefetching stops at the end of every page */
+#define LANES 32 /* independent partial sums: enough to hide the latency of the addition */
+#define AHEAD ABAR_CORE_AHEAD
+#define AHEAD_1 2048 /* what is read alone. The processor's own prefetching stops at the end of every page */
 
 /* Asks for LANES floats from x[i] on, which may lie behind the end of x. */
 static inline void fetch(const float *x, int64_t i)
@@ -123,6 +123,13 @@ static void sophia(float *restrict weight, const float *restrict grad, float *re
 
 /* ---- rows of preconditioned maps ------------------------------------------------------------------------------------ */
 
+static float folded(float *lane)
+{
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int j = 0; j < width; j++) lane[j] += lane[j + width];
+    return lane[0];
+}
+
 static float dot(const float *restrict x, const float *restrict y, int64_t n)
 {
     float lane[LANES] = {0.0f};
@@ -132,9 +139,52 @@ static float dot(const float *restrict x, const float *restrict y, int64_t n)
         for (int j = 0; j < LANES; j++) lane[j] += x[i + j] * y[i + j];
     }
     for (int64_t i = whole; i < n; i++) lane[i - whole] += x[i] * y[i];
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int j = 0; j < width; j++) lane[j] += lane[j + width];
-    return lane[0];
+    return folded(lane);
+}
+
+/* Adds the squares of a row to their lanes. */
+static inline void add_squares(const float *restrict x, int64_t n, double *restrict squares)
+{
+    const int64_t whole = n - n % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        fetch(x, i + AHEAD_1);
+#pragma omp simd
+        for (int j = 0; j < LANES; j++) squares[j] += (double)x[i + j] * (double)x[i + j];
+    }
+    for (int64_t i = whole; i < n; i++) squares[i - whole] += (double)x[i] * (double)x[i];
+}
+
+/* Likewise, and returns its product with y, as dot does. */
+static inline float add_squares_dot(const float *restrict x, const float *restrict y, int64_t n, double *restrict squares)
+{
+    float lane[LANES] = {0.0f};
+    const int64_t whole = n - n % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        fetch(x, i + AHEAD_1);
+#pragma omp simd
+        for (int j = 0; j < LANES; j++) {
+            squares[j] += (double)x[i + j] * (double)x[i + j];
+            lane[j] += x[i + j] * y[i + j];
+        }
+    }
+    for (int64_t i = whole; i < n; i++) {
+        squares[i - whole] += (double)x[i] * (double)x[i];
+        lane[i - whole] += x[i] * y[i];
+    }
+    return folded(lane);
+}
+
+static double sum_squares_rows(const float *grad, int64_t rows, int64_t columns, const float *right, float *c)
+{
+    double squares[LANES] = {0.0}, sum = 0.0;
+    for (int64_t o = 0; o < rows; o++) {
+        if (right)
+            c[o] = add_squares_dot(grad + o * columns, right, columns, squares);
+        else
+            add_squares(grad + o * columns, columns, squares);
+    }
+    for (int j = 0; j < LANES; j++) sum += squares[j];
+    return sum;
 }
 
 static void sgd_row(float *restrict weight, const float *restrict grad, const abar__row *row, int64_t n,
@@ -286,6 +336,7 @@ static void lane_sums(const float *restrict x, int64_t n, int64_t lanes, bool sq
 
 const abar__core_kernels ABAR_ISA_NAME(abar__core) = {
     .sum_squares = sum_squares,
+    .sum_squares_rows = sum_squares_rows,
     .sgd = sgd,
     .sgd_momentum = sgd_momentum,
     .adamw = adamw,

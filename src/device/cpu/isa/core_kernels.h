@@ -54,8 +54,12 @@ typedef struct abar__row {
     int64_t ahead;
 } abar__row;
 
+#define ABAR_CORE_AHEAD 512 /* floats: what is updated is fetched so far ahead */
+
 typedef struct abar__core_kernels {
     double (*sum_squares)(const float *grad, int64_t n);
+    /* Of (rows, columns); the same sum whether or not there is a right, whose products with the rows go to c. */
+    double (*sum_squares_rows)(const float *grad, int64_t rows, int64_t columns, const float *right, float *c);
     void (*sgd)(float *weight, const float *grad, int64_t n, const abar__sgd_coefficients *c);
     void (*sgd_momentum)(float *weight, const float *grad, float *velocity, int64_t n, const abar__sgd_coefficients *c);
     void (*adamw)(float *weight, const float *grad, float *first, float *second, int64_t n, const abar__adamw_coefficients *c);
