@@ -14,20 +14,27 @@
  * rows, each preconditioned together with its element of bias. */
 struct abar__update_item {
     abar__update_kind kind; /* that of a bias may differ from its weight's */
+    bool cautious;          /* adamw, plain: the decay acts only where it agrees with the step */
     void *weight, *grad;
     void *state[3]; /* sgd, momentum: one, NULL without; adamw, nadamw: first and second moment; sfadamw: z - y, second moment;
                      * adahessian: first and second moment, diagonal; sophia: first moment, diagonal */
     int64_t count;
     double lr_scale, weight_decay;
-    bool cautious;                 /* adamw, plain: the decay acts only where it agrees with the step */
     const abar__precondition *pre; /* NULL: the gradient as it is; set by ref's and cpu's step */
     int64_t rows;
-    void *products;                       /* norm: (rows), where the rows' products with pre's right go; NULL: nowhere */
     const struct abar__update_item *bias; /* (rows), updated with this item; NULL: none */
     void *shadow;                         /* bf16 copy of weight that the update writes too, in its order; NULL: none */
     int map;                              /* index of the plan that preconditions it, -1: none */
     int block;                            /* plain: of the block whose verdict may stop it, -1: none */
 };
+
+/* The rows of a map, as norm reads them. */
+typedef struct abar__row_look {
+    int64_t rows, columns; /* rows 0: it is not read by rows */
+    const void *right;     /* (columns, and one for the bias): what the rows' products are taken with; NULL: none are */
+    const void *bias;      /* (rows): the gradient of the bias; NULL: there is none */
+    void *products;        /* (rows), elements of the bias included */
+} abar__row_look;
 
 /* adamw moves no element of a gradient beyond this on its way into the moments: their squares stay finite (methods.md section
  * 9). Gradients of runs that work are far below it; there the rule is torch.optim.AdamW. */
@@ -104,9 +111,9 @@ typedef struct abar_device_ops {
     abar_status (*copy)(abar_device *dev, const abar_tensor *dst, const abar_tensor *src);
     /* What ref's and cpu's step is made of (host/step.c); NULL on cuda.
      * norm: whether every element of the items' own gradients is finite; *norm: their Euclidean norm then, at most DBL_MAX; no
-     * square overflows on the way. An item with pre is read by rows: where pre has a right, the products of the rows with it,
-     * elements of the bias included, are left in products, in the same reading. They do not change the norm. */
-    bool (*norm)(abar_device *dev, const abar__update_item *items, int n, double *norm);
+     * square overflows on the way. looks, of all maps, or NULL: an item whose map has one is the rows of that map and of those
+     * behind it. Their products are taken in the same reading, and do not change the norm. */
+    bool (*norm)(abar_device *dev, const abar__update_item *items, int n, const abar__row_look *looks, double *norm);
     void (*update)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     const abar__stats_ops *stats;
     const abar__step_ops *step;

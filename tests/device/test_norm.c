@@ -8,12 +8,12 @@
 static const int64_t geometries[][2] = {{1, 1}, {3, 5}, {64, 27}, {7, 32}, {5, 147}, {40, 576}, {130, 1000}, {9, 70001}};
 enum { GEOMETRIES = sizeof geometries / sizeof *geometries };
 
-/* A map between two vectors that have none. */
+/* A matrix of two maps, one behind the other, between two vectors that have none. The second map has fewer rows, or none. */
 typedef struct line {
-    int64_t rows, columns, edge;
-    void *grad[3], *bias_grad, *right, *products;
-    abar__precondition pre;
-    abar__update_item bias, items[3];
+    int64_t rows, columns;
+    void *grad[3], *bias_grad, *right[2], *products;
+    abar__row_look looks[3]; /* another map comes first */
+    abar__update_item items[3];
 } line;
 
 static void *numbers(const abar_device *dev, int64_t n)
@@ -36,36 +36,40 @@ static double at(const abar_device *dev, const void *x, int64_t i)
 
 static void make(const abar_device *dev, line *l, int64_t rows, int64_t columns)
 {
-    const int64_t count[3] = {37, rows * columns, 19};
+    const int64_t count[3] = {37, rows * columns, 19}, second = rows / 3;
     *l = (line){.rows = rows, .columns = columns};
     for (int k = 0; k < 3; k++) {
         l->grad[k] = numbers(dev, count[k]);
-        l->items[k] = (abar__update_item){.grad = l->grad[k], .count = count[k]};
+        l->items[k] = (abar__update_item){.grad = l->grad[k], .count = count[k], .map = k == 1 ? 1 : -1};
     }
     l->bias_grad = numbers(dev, rows);
-    l->right = numbers(dev, columns + 1);
+    for (int m = 0; m < 2; m++) l->right[m] = numbers(dev, columns + 1);
     l->products = calloc((size_t)rows, sizeof(double));
-    l->bias = (abar__update_item){.grad = l->bias_grad, .count = rows};
-    l->items[1].rows = rows;
-    l->items[1].pre = &l->pre;
-    l->items[1].products = l->products;
+    l->looks[1] = (abar__row_look){.rows = rows - second, .columns = columns, .products = l->products};
+    l->looks[2] =
+        (abar__row_look){.rows = second,
+                         .columns = columns,
+                         .products = (char *)l->products + (size_t)(rows - second) * abar_dtype_size(dev->ops->dtype)};
 }
 
 static void release(line *l)
 {
     for (int k = 0; k < 3; k++) free(l->grad[k]);
+    for (int m = 0; m < 2; m++) free(l->right[m]);
     free(l->bias_grad);
-    free(l->right);
     free(l->products);
 }
 
-static void check_products(const abar_device *dev, const line *l, bool bias)
+/* Of rows whose right is there; those of others are zero. */
+static void check_products(const abar_device *dev, const line *l)
 {
     const double eps = dev->ops->dtype == ABAR_F64 ? 1e-14 : 1e-6;
     for (int64_t o = 0; o < l->rows; o++) {
-        double c = bias ? at(dev, l->bias_grad, o) * at(dev, l->right, l->columns) : 0.0, size = fabs(c);
-        for (int64_t i = 0; i < l->columns; i++) {
-            const double part = at(dev, l->grad[1], o * l->columns + i) * at(dev, l->right, i);
+        const bool behind = o >= l->looks[1].rows;
+        const abar__row_look *look = &l->looks[behind ? 2 : 1];
+        double c = look->bias ? at(dev, l->bias_grad, o) * at(dev, look->right, l->columns) : 0.0, size = fabs(c);
+        for (int64_t i = 0; look->right && i < l->columns; i++) {
+            const double part = at(dev, l->grad[1], o * l->columns + i) * at(dev, look->right, i);
             c += part;
             size += fabs(part);
         }
@@ -75,19 +79,25 @@ static void check_products(const abar_device *dev, const line *l, bool bias)
 
 static void check_norm(abar_device *dev, line *l)
 {
-    double sum = 0.0, plain, with, biased;
+    double sum = 0.0, whole, rows, one, both, biased;
+    const size_t before = (size_t)l->looks[1].rows * abar_dtype_size(dev->ops->dtype);
     for (int k = 0; k < 3; k++)
         for (int64_t i = 0; i < l->items[k].count; i++) sum += pow(at(dev, l->grad[k], i), 2.0);
-    assert_true(dev->ops->norm(dev, l->items, 3, &plain));
-    assert_true(fabs(plain - sqrt(sum)) <= 1e-12 * sqrt(sum));
-    for (int64_t o = 0; o < l->rows; o++) assert_true(at(dev, l->products, o) == 0.0); /* nobody asked for them */
-    l->pre.right = l->right;
-    assert_true(dev->ops->norm(dev, l->items, 3, &with));
-    check_products(dev, l, false);
-    l->items[1].bias = &l->bias;
-    assert_true(dev->ops->norm(dev, l->items, 3, &biased));
-    check_products(dev, l, true);
-    assert_true(plain == with && plain == biased); /* the same bits: ranks clip by them */
+    assert_true(dev->ops->norm(dev, l->items, 3, NULL, &whole));
+    assert_true(dev->ops->norm(dev, l->items, 3, l->looks, &rows));
+    assert_true(fabs(whole - sqrt(sum)) <= 1e-12 * sqrt(sum) && fabs(rows - sqrt(sum)) <= 1e-12 * sqrt(sum));
+    check_products(dev, l); /* nobody asked for them */
+    l->looks[1].right = l->right[0];
+    assert_true(dev->ops->norm(dev, l->items, 3, l->looks, &one));
+    check_products(dev, l);
+    l->looks[2].right = l->right[1];
+    assert_true(dev->ops->norm(dev, l->items, 3, l->looks, &both));
+    check_products(dev, l);
+    l->looks[1].bias = l->bias_grad;
+    l->looks[2].bias = (const char *)l->bias_grad + before;
+    assert_true(dev->ops->norm(dev, l->items, 3, l->looks, &biased));
+    check_products(dev, l);
+    assert_true(rows == one && rows == both && rows == biased); /* the same bits: ranks clip by them */
 }
 
 /* An element of the line that is no number, wherever it is. */
@@ -102,7 +112,7 @@ static void check_faults(abar_device *dev, line *l)
             const double before = at(dev, l->grad[k], i), is = wrong[p / 3];
             const bool wide = dev->ops->dtype == ABAR_F64;
             wide ? (void)(((double *)l->grad[k])[i] = is) : (void)(((float *)l->grad[k])[i] = (float)is);
-            assert_false(dev->ops->norm(dev, l->items, 3, &norm));
+            assert_false(dev->ops->norm(dev, l->items, 3, l->looks, &norm));
             wide ? (void)(((double *)l->grad[k])[i] = before) : (void)(((float *)l->grad[k])[i] = (float)before);
         }
     }

@@ -116,33 +116,45 @@ static int first_piece(const line *l, int thread, int team) { return (int)((int6
 
 /* ---- gradient norm ---------------------------------------------------------------------------------------------- */
 
-/* The rows of a map that begin in a span. */
+/* Rows that begin in a span. */
 typedef struct row_range {
-    int64_t columns, from, to;
+    int64_t from, to;
 } row_range;
 
-static row_range rows_of(const span *s)
+static row_range rows_of(const span *s, int64_t columns)
 {
-    const int64_t columns = s->item->count / s->item->rows;
-    return (row_range){columns, (s->first + columns - 1) / columns, (s->first + s->count + columns - 1) / columns};
+    return (row_range){(s->first + columns - 1) / columns, (s->first + s->count + columns - 1) / columns};
 }
 
-/* The sum of a span's squares; of a map also the products of its rows. */
-static double look_at(const abar__core_kernels *kernels, const span *s)
+/* The sum of the squares of some rows of a map, whose gradient is grad, and their products. */
+static double look_at_rows(const abar__core_kernels *kernels, const abar__row_look *look, const float *grad, row_range r)
 {
-    const abar__update_item *item = s->item, *bias = item->bias;
-    const float *grad = item->grad;
-    if (!item->pre) return kernels->sum_squares(grad + s->first, s->count);
-    const row_range r = rows_of(s);
-    const float *right = item->pre->right;
-    float *c = item->products;
-    const double sum = kernels->sum_squares_rows(grad + r.from * r.columns, r.to - r.from, r.columns, right, c + r.from);
-    for (int64_t o = r.from; right && bias && o < r.to; o++) c[o] += ((const float *)bias->grad)[o] * right[r.columns];
+    const float *right = look->right, *bias = look->bias;
+    float *c = look->products;
+    const int64_t columns = look->columns;
+    const double sum = kernels->sum_squares_rows(grad + r.from * columns, r.to - r.from, columns, right, c + r.from);
+    for (int64_t o = r.from; right && bias && o < r.to; o++) c[o] += bias[o] * right[columns];
+    return sum;
+}
+
+/* The sum of a span's squares, and the products of the rows that begin in it. */
+static double look_at(const abar__core_kernels *kernels, const abar__row_look *looks, const span *s)
+{
+    const float *grad = s->item->grad;
+    const abar__row_look *look = looks && s->item->map >= 0 ? &looks[s->item->map] : NULL;
+    if (!look || look->rows == 0) return kernels->sum_squares(grad + s->first, s->count);
+    const row_range all = rows_of(s, look->columns);
+    double sum = 0.0;
+    for (int64_t before = 0; before < all.to; before += look++->rows) {
+        const row_range own = {all.from > before ? all.from - before : 0,
+                               all.to - before < look->rows ? all.to - before : look->rows};
+        if (own.from < own.to) sum += look_at_rows(kernels, look, grad + before * look->columns, own);
+    }
     return sum;
 }
 
 /* Squares of floats are far from overflowing in double: their sum is finite where every element is. */
-static bool cpu_norm(abar_device *dev, const abar__update_item *items, int n, double *norm)
+static bool cpu_norm(abar_device *dev, const abar__update_item *items, int n, const abar__row_look *looks, double *norm)
 {
     const abar__core_kernels *kernels = dev->impl;
     const line l = lay_out(dev, items, n);
@@ -154,7 +166,7 @@ static bool cpu_norm(abar_device *dev, const abar__update_item *items, int n, do
         walk w = walk_from(&l, piece * l.piece);
         for (; piece < end; piece++) {
             w.left = l.piece;
-            for (span s; walk_next(&l, &w, &s);) sums[piece] += look_at(kernels, &s);
+            for (span s; walk_next(&l, &w, &s);) sums[piece] += look_at(kernels, looks, &s);
         }
     }
     double sum = 0.0;
@@ -242,7 +254,7 @@ static void update_span(const update *u, const span *s)
         run(u, item, s->first, s->count, NULL, item->kind == ABAR_UPDATE_PLAIN ? 1.0 : u->scalars->grad_scale);
         return;
     }
-    const row_range r = rows_of(s);
+    const row_range r = rows_of(s, item->count / item->rows);
     const int64_t most = rows_at_once(item);
     for (int64_t o = r.from; o < r.to; o += most) update_rows(u, item, o, most < r.to - o ? most : r.to - o);
 }

@@ -23,12 +23,9 @@ typedef struct abar__host_control {
 /* A map with its gradients; NULL: none now. */
 typedef struct abar__treated_map {
     abar__precondition pre;
-    abar__precondition look; /* what check takes products of rows with; */
-    void *row_products;      /* (out), of maps whose treatment needs them; */
-    bool known;              /* they are those of this step's gradient with what the map is treated with */
     void *grad, *bias_grad;
-    const abar__update_item *bias;
     abar__map_weights weights;
+    bool known; /* the rows' products: those of this step's gradient with what the map is treated with */
 } abar__treated_map;
 
 struct abar__compiled_step {
@@ -38,12 +35,11 @@ struct abar__compiled_step {
     abar__plan *plans;
     abar__map_state *states;
     abar__treated_map *maps;
-    abar__natural_item *natural; /* of the maps */
+    abar__natural_item *natural; /* of the maps; NULL: they are not */
     double *products;
     abar__update_item *updates; /* the description's, with their preconditioners */
-    abar__update_item *looks;   /* the description's items, cut into maps whose rows' products are taken with the norm */
-    int n_looks;
-    char *row_products; /* of all maps */
+    abar__row_look *looks;      /* of the maps: what check reads them with, */
+    char *row_products;         /* and where their products go */
     int32_t *verdicts;
     abar__first_pass *first_passes; /* where there is a second one */
     void *memory;

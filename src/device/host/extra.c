@@ -109,7 +109,7 @@ static bool fits(const abar_device *dev, double norm, bool squares)
 void abar__extra_check(abar_device *dev, const abar__extra_plan *p, abar__extra_state *x)
 {
     double norm;
-    x->fine = dev->ops->norm(dev, p->grads, p->n, &norm) && fits(dev, 0.5 / x->step * norm, false);
+    x->fine = dev->ops->norm(dev, p->grads, p->n, NULL, &norm) && fits(dev, 0.5 / x->step * norm, false);
 }
 
 void abar__extra_take(abar_device *dev, const abar__extra_plan *p, abar__extra_state *x, abar__step_state *state,
@@ -119,7 +119,7 @@ void abar__extra_take(abar_device *dev, const abar__extra_plan *p, abar__extra_s
     double scale = grad_scale;
     if (sampled) {
         double norm = 0.0;
-        x->fine = dev->ops->norm(dev, p->grads, p->n, &norm);
+        x->fine = dev->ops->norm(dev, p->grads, p->n, NULL, &norm);
         if (clip > 0.0) scale *= fmin(1.0, clip / (grad_scale * norm + 1e-6));
         x->fine = x->fine && fits(dev, scale * norm, true);
     }

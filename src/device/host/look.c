@@ -11,7 +11,7 @@ static bool takes_products(const abar__plan *p)
 static size_t product_bytes(const abar_device *dev, const abar__plan *p)
 {
     if (!takes_products(p)) return 0;
-    return abar__round_up((size_t)p->out * abar_dtype_size(dev->ops->dtype), ABAR_ALIGN);
+    return abar__round_up((size_t)p->out * abar_dtype_size(dev->ops->dtype), sizeof(double));
 }
 
 size_t abar__look_bytes(const abar_device *dev, const abar__plan *plans, int n)
@@ -21,38 +21,34 @@ size_t abar__look_bytes(const abar_device *dev, const abar__plan *plans, int n)
     return bytes;
 }
 
-/* The maps of an item from its first on, at out; their number, 0 where the item is not wholly made of such. */
-static int cut(abar__compiled_step *s, const abar__update_item *item, abar__update_item *out)
+/* The maps that an item is made of, from its first on; false where it is not wholly made of such whose products are taken. */
+static bool is_made_of_maps(const abar__compiled_step *s, const abar__update_item *item, int *end)
 {
-    int n = 0;
     int64_t left = item->count;
-    for (int m = item->map; m >= 0 && m < s->desc.n_maps && left > 0; m++) {
+    int m = item->map;
+    for (; m >= 0 && m < s->desc.n_maps && left > 0; m++) {
         const abar__plan *p = &s->plans[m];
-        abar__treated_map *map = &s->maps[m];
-        if (!takes_products(p) || !map->grad) return 0;
-        out[n++] = (abar__update_item){.grad = map->grad,
-                                       .count = p->out * p->columns,
-                                       .rows = p->out,
-                                       .pre = &map->look,
-                                       .products = map->row_products,
-                                       .bias = map->bias};
+        if (!takes_products(p) || !s->maps[m].grad) return false;
         left -= p->out * p->columns;
     }
-    return left == 0 ? n : 0;
+    *end = m;
+    return left == 0;
 }
 
 void abar__look_bind(const abar_device *dev, abar__compiled_step *s)
 {
     char *at = s->row_products;
     for (int i = 0; i < s->desc.n_maps; i++) {
-        s->maps[i].row_products = at;
+        s->looks[i] = (abar__row_look){.bias = s->maps[i].bias_grad, .products = at};
         at += product_bytes(dev, &s->plans[i]);
     }
-    s->n_looks = 0;
-    for (int i = 0; i < s->desc.n_items; i++) {
-        const int n = cut(s, &s->desc.items[i], s->looks + s->n_looks);
-        if (n == 0) s->looks[s->n_looks] = s->desc.items[i];
-        s->n_looks += n > 0 ? n : 1;
+    for (int i = 0, end; i < s->desc.n_items; i++) {
+        const int first = s->desc.items[i].map;
+        if (first < 0 || !is_made_of_maps(s, &s->desc.items[i], &end)) continue;
+        for (int m = first; m < end; m++) {
+            s->looks[m].rows = s->plans[m].out;
+            s->looks[m].columns = s->plans[m].columns;
+        }
     }
 }
 
@@ -60,11 +56,10 @@ bool abar__look(abar_device *dev, abar__compiled_step *s, double *norm)
 {
     const bool stays = !s->scalars.inside; /* the gradient that is preconditioned is the one that is read here */
     for (int i = 0; i < s->desc.n_maps; i++) {
-        abar__treated_map *map = &s->maps[i];
-        map->known = stays && takes_products(&s->plans[i]) && map->grad && s->states[i].count[ABAR_COUNT_READY];
-        map->look.right = map->known ? abar__plan_data(&s->plans[i], s->plans[i].apply.u) : NULL;
+        s->maps[i].known = stays && s->looks[i].rows > 0 && s->states[i].count[ABAR_COUNT_READY];
+        s->looks[i].right = s->maps[i].known ? abar__plan_data(&s->plans[i], s->plans[i].apply.u) : NULL;
     }
-    return dev->ops->norm(dev, s->looks, s->n_looks, norm);
+    return dev->ops->norm(dev, s->desc.items, s->desc.n_items, s->looks, norm);
 }
 
 /* ---- G <- G + lambda W ------------------------------------------------------------------------------------------ */

@@ -40,17 +40,20 @@ static void plan_workspace(abar_device *dev, abar__compiled_step *s)
     s->workspace_bytes = blocks > most ? blocks : most;
 }
 
+/* All maps of a method are, or none. */
+static bool is_natural(const abar__plan *plans, int n) { return n > 0 && abar__plan_is_natural(&plans[0]); }
+
 /* Hands out host memory, or only counts it. */
 static size_t place(const abar_device *dev, abar__compiled_step *s, char *base)
 {
-    const size_t maps = (size_t)s->desc.n_maps, items = (size_t)s->desc.n_items;
+    const size_t maps = (size_t)s->desc.n_maps;
     const abar__piece pieces[] = {{&s->plans, maps * sizeof *s->plans},
                                   {&s->states, maps * sizeof *s->states},
                                   {&s->maps, maps * sizeof *s->maps},
-                                  {&s->natural, maps * sizeof *s->natural},
+                                  {&s->natural, (is_natural(s->desc.plans, s->desc.n_maps) ? maps : 0) * sizeof *s->natural},
                                   {&s->products, 3 * maps * sizeof *s->products},
                                   {&s->updates, (size_t)s->desc.n_updates * sizeof *s->updates},
-                                  {&s->looks, (items + maps) * sizeof *s->looks},
+                                  {&s->looks, maps * sizeof *s->looks},
                                   {&s->row_products, abar__look_bytes(dev, s->desc.plans, s->desc.n_maps)},
                                   {&s->verdicts, (size_t)s->desc.n_blocks * sizeof *s->verdicts},
                                   {&s->first_passes, (s->desc.second_pass ? maps : 0) * sizeof *s->first_passes}};
@@ -67,7 +70,6 @@ static void bind(const abar_device *dev, abar__compiled_step *s)
         abar__treated_map *map = &s->maps[item->map];
         item->pre = &map->pre;
         map->grad = item->grad;
-        map->bias = item->bias;
         map->bias_grad = item->bias ? item->bias->grad : NULL;
         map->weights = (abar__map_weights){item->weight, item->bias ? item->bias->weight : NULL};
     }
@@ -131,8 +133,7 @@ static void *workspace(const abar__compiled_step *s) { return s->workspace; }
 
 static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__step_desc *desc)
 {
-    if (desc->n_items != s->desc.n_items || desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks ||
-        desc->n_tensors != s->desc.n_tensors ||
+    if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks || desc->n_tensors != s->desc.n_tensors ||
         blocks_scratch(dev, desc) > s->workspace_bytes || /* the blocks may be other ones */
         saved_bytes(dev, desc) > s->saved_bytes)
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "step: other parameters need another step");
@@ -313,7 +314,7 @@ static double treat_rows(abar_device *dev, abar__compiled_step *s, int i, bool m
         stats->affine(dev, p->out, w, state->real[ABAR_REAL_FACTOR] * inner, 0.0, coefficient);
         map->pre.coefficient = coefficient;
     } else if (map->known) {
-        map->pre.coefficient = map->row_products;
+        map->pre.coefficient = s->looks[i].products;
     }
     if (!measure && !product_counts(s, p)) return 0.0;
     double *products = &s->products[3 * i];
@@ -335,16 +336,13 @@ static void run_rings(abar_device *dev, abar__compiled_step *s)
     }
 }
 
-/* All maps of a method are, or none. */
-static bool is_natural(const abar__compiled_step *s) { return s->desc.n_maps > 0 && abar__plan_is_natural(&s->plans[0]); }
-
 static abar_status precondition(abar_device *dev, abar__compiled_step *s, bool measure)
 {
     for (int i = 0; i < 3 * s->desc.n_maps; i++) s->products[i] = NAN;
     if (s->control.skip) return ABAR_OK;
     const double began = abar__seconds();
     double sum = 0.0;
-    if (is_natural(s))
+    if (is_natural(s->plans, s->desc.n_maps))
         abar__natural_run(dev, s->natural, s->desc.n_maps, s->control.grad_scale, s->control.scale, s->workspace);
     for (int i = 0; i < s->desc.n_maps; i++) {
         s->maps[i].pre = identity;
@@ -382,10 +380,10 @@ static void hyperball(abar_device *dev, abar__compiled_step *s, const abar__upda
         double radius, length, moved;
         weight.grad = item.weight; /* whose norm is taken */
         if (s->verdicts[item.block] == ABAR_NS_NOT_FINITE) continue;
-        if (!dev->ops->norm(dev, &weight, 1, &radius) || !dev->ops->norm(dev, &item, 1, &length)) continue;
+        if (!dev->ops->norm(dev, &weight, 1, NULL, &radius) || !dev->ops->norm(dev, &item, 1, NULL, &length)) continue;
         item.lr_scale *= abar__hyperball_rate(radius, length);
         dev->ops->update(dev, &item, 1, &s->scalars);
-        if (!dev->ops->norm(dev, &weight, 1, &moved)) continue;
+        if (!dev->ops->norm(dev, &weight, 1, NULL, &moved)) continue;
         dev->ops->stats->affine(dev, item.count, item.weight, abar__hyperball_rate(radius, moved), 0.0, item.weight);
     }
 }

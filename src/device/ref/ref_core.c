@@ -40,18 +40,25 @@ static double largest_element(const abar__update_item *items, int n)
     return largest;
 }
 
-/* <row o, right>, its element of the bias included. */
-static double row_product(const abar__update_item *item, int64_t o)
+/* <row o, right>, the element of the bias included; bias NULL: there is none. */
+static double row_product(const double *grad, const double *bias, int64_t columns, const double *right, int64_t o)
 {
-    const int64_t columns = item->count / item->rows;
-    const double *right = item->pre->right, *g = (const double *)item->grad + o * columns;
     double c = 0.0;
-    for (int64_t i = 0; i < columns; i++) c += g[i] * right[i];
-    return item->bias ? c + ((const double *)item->bias->grad)[o] * right[columns] : c;
+    for (int64_t i = 0; i < columns; i++) c += grad[o * columns + i] * right[i];
+    return bias ? c + bias[o] * right[columns] : c;
+}
+
+/* The products of all maps of an item. */
+static void take_products(const abar__update_item *item, const abar__row_look *look)
+{
+    const double *grad = item->grad, *end = grad + item->count;
+    for (; grad < end; grad += look->rows * look->columns, look++)
+        for (int64_t o = 0; look->right && o < look->rows; o++)
+            ((double *)look->products)[o] = row_product(grad, look->bias, look->columns, look->right, o);
 }
 
 /* The largest element is brought to [1/2, 1) by a power of 2, which rounds nothing, so that no square overflows. */
-static bool ref_norm(abar_device *dev, const abar__update_item *items, int n, double *norm)
+static bool ref_norm(abar_device *dev, const abar__update_item *items, int n, const abar__row_look *looks, double *norm)
 {
     (void)dev;
     int exponent = 0;
@@ -65,8 +72,7 @@ static bool ref_norm(abar_device *dev, const abar__update_item *items, int n, do
             const double x = ldexp(grad[i], -exponent);
             sum += x * x;
         }
-        for (int64_t o = 0; items[k].pre && items[k].pre->right && o < items[k].rows; o++)
-            ((double *)items[k].products)[o] = row_product(&items[k], o);
+        if (looks && items[k].map >= 0 && looks[items[k].map].rows > 0) take_products(&items[k], &looks[items[k].map]);
     }
     *norm = fmin(ldexp(sqrt(sum), exponent), DBL_MAX);
     return true;
@@ -199,7 +205,7 @@ static void update_row(const abar__update_item *item, const abar__update_scalars
     const double *right = pre->right, *row_scale = pre->row_scale, *coefficient = pre->coefficient;
     const double *g = (const double *)item->grad + o * columns, *bias = item->bias ? item->bias->grad : NULL;
     const double scale = s->grad_scale * pre->scale * (row_scale ? row_scale[o] : 1.0);
-    const double c = coefficient ? coefficient[o] : right ? row_product(item, o) : 0.0;
+    const double c = coefficient ? coefficient[o] : right ? row_product(item->grad, bias, columns, right, o) : 0.0;
     for (int64_t i = 0; i < columns; i++)
         rules[item->kind](item, s, o * columns + i, scale * (g[i] - (right ? c * right[i] : 0.0)));
     if (bias) rules[item->bias->kind](item->bias, s, o, scale * (bias[o] - (right ? c * right[columns] : 0.0)));
