@@ -22,14 +22,16 @@ size_t abar__look_bytes(const abar_device *dev, const abar__plan *plans, int n)
 }
 
 /* The maps that an item is made of, from its first on; false where it is not wholly made of such whose products are taken. */
-static bool is_made_of_maps(const abar__compiled_step *s, const abar__update_item *item, int *end)
+static bool is_made_of_maps(const abar_device *dev, const abar__compiled_step *s, const abar__update_item *item, int *end)
 {
+    const char *at = item->grad;
     int64_t left = item->count;
     int m = item->map;
-    for (; m >= 0 && m < s->desc.n_maps && left > 0; m++) {
-        const abar__plan *p = &s->plans[m];
-        if (!takes_products(p) || !s->maps[m].grad) return false;
-        left -= p->out * p->columns;
+    for (; m < s->desc.n_maps && left > 0; m++) {
+        const int64_t count = s->plans[m].out * s->plans[m].columns;
+        if (!takes_products(&s->plans[m]) || s->maps[m].grad != at) return false;
+        at += (size_t)count * abar_dtype_size(dev->ops->dtype);
+        left -= count;
     }
     *end = m;
     return left == 0;
@@ -44,7 +46,7 @@ void abar__look_bind(const abar_device *dev, abar__compiled_step *s)
     }
     for (int i = 0, end; i < s->desc.n_items; i++) {
         const int first = s->desc.items[i].map;
-        if (first < 0 || !is_made_of_maps(s, &s->desc.items[i], &end)) continue;
+        if (first < 0 || !is_made_of_maps(dev, s, &s->desc.items[i], &end)) continue;
         for (int m = first; m < end; m++) {
             s->looks[m].rows = s->plans[m].out;
             s->looks[m].columns = s->plans[m].columns;
