@@ -19,6 +19,7 @@
 typedef struct greeting {
     char version[32];
     char host[ABAR_COMM_HOST];
+    abar__core_set cores;
 } greeting;
 
 /* ---- the struct ------------------------------------------------------------------------------------------------------ */
@@ -85,10 +86,12 @@ void abar__comm_silent_text(const abar_comm *c, int rank, char text[ABAR_COMM_FA
 
 /* ---- opening --------------------------------------------------------------------------------------------------------- */
 
-/* Names every rank after its host, and refuses ranks of another version. */
+/* Names every rank after its host, shares the host's cores, and refuses ranks of another version. */
 static abar_status greet(abar_comm *c)
 {
-    greeting own = {{0}, {0}};
+    greeting own = {.cores = abar__cores_own()};
+    abar__core_set together = own.cores;
+    int neighbours = 0;
     snprintf(own.version, sizeof own.version, "%s", abar_version());
     if (gethostname(own.host, sizeof own.host - 1)) snprintf(own.host, sizeof own.host, "unknown");
     void *memory;
@@ -99,8 +102,12 @@ static abar_status greet(abar_comm *c)
     for (int r = 0; r < c->size && status == ABAR_OK; r++) {
         all[r].version[sizeof own.version - 1] = all[r].host[sizeof own.host - 1] = 0;
         snprintf(c->names[r], sizeof c->names[r], "rank %d on %s", r, all[r].host);
-        if (r < c->rank && !strcmp(all[r].host, own.host)) c->local++;
+        if (strcmp(all[r].host, own.host)) continue;
+        abar__cores_join(&together, &all[r].cores);
+        neighbours++;
+        c->local += r < c->rank;
     }
+    c->cores = abar__cores_each(&together, &own.cores, neighbours > 0 ? neighbours : 1);
     for (int r = 1; r < c->size && status == ABAR_OK; r++)
         if (strcmp(all[r].version, all[0].version))
             status = abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: runs abar %s and rank 0 %s, install the same version everywhere",
@@ -229,6 +236,7 @@ void abar_comm_close(abar_comm *comm)
 int abar_comm_rank(const abar_comm *comm) { return comm ? comm->rank : 0; }
 int abar_comm_size(const abar_comm *comm) { return comm ? comm->size : 1; }
 int abar_comm_local(const abar_comm *comm) { return comm ? comm->local : 0; }
+int abar__comm_cores(const abar_comm *c) { return c ? c->cores : abar__cores_allowed(); }
 const char *abar_comm_name(const abar_comm *comm, int rank)
 {
     return !comm ? "rank 0" : rank < 0 || rank >= comm->size ? "no such rank" : comm->names[rank];

@@ -31,6 +31,7 @@ struct abar_comm {
     const abar__comm_ops *ops;
     void *impl; /* the transport's */
     int rank, size, local;
+    int cores;      /* of its machine, that this rank may take */
     double timeout; /* seconds */
     uint64_t sent;
     double seconds; /* spent in exchanges */
@@ -62,6 +63,17 @@ static inline double abar__waiting_look(abar__waiting *w, double now, double tim
     w->since = now;
     return w->seconds;
 }
+
+/* Cores that a process may use, a bit each; none: not known. */
+enum { ABAR_CORE_WORDS = 16 };
+typedef struct abar__core_set {
+    uint64_t word[ABAR_CORE_WORDS];
+} abar__core_set;
+
+abar__core_set abar__cores_own(void);
+void abar__cores_join(abar__core_set *to, const abar__core_set *from);
+/* What each of so many ranks of a machine may take: its share of what they may use together, at most what it may use itself. */
+int abar__cores_each(const abar__core_set *together, const abar__core_set *own, int ranks);
 
 /* Of a transport's open: allocates the struct, with names of ranks alone. The transport then sets ops and impl. */
 abar_status abar__comm_create(abar_context *ctx, int rank, int size, double timeout, abar_comm **out);

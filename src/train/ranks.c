@@ -42,18 +42,6 @@ abar_status abar_ranks_agree(abar_context *ctx, abar_comm *comm, abar_status sta
 /* ---- shares ---------------------------------------------------------------------------------------------------------------
  */
 
-/* Ranks of this machine. */
-static int neighbours(const abar_comm *comm)
-{
-    const char *own = strchr(abar_comm_name(comm, abar_comm_rank(comm)), 'o');
-    int n = 0;
-    for (int r = 0; r < abar_comm_size(comm); r++) {
-        const char *host = strchr(abar_comm_name(comm, r), 'o');
-        n += own && host && strcmp(own, host) == 0;
-    }
-    return n > 0 ? n : 1;
-}
-
 static abar_status check_share(abar_context *ctx, const abar_comm *comm, const abar_train_config *train)
 {
     const long long ranks = abar_comm_size(comm), n = abar__passes_of(train), batch = train->batch;
@@ -68,9 +56,7 @@ static abar_status check_share(abar_context *ctx, const abar_comm *comm, const a
 
 void abar__ranks_settle_threads(const abar_comm *comm, abar_train_config *train)
 {
-    const int share = abar__cores() / neighbours(comm), allowed = abar__cores_allowed();
-    const int each = share < allowed ? share : allowed;
-    if (train->threads == 0 && abar_comm_size(comm) > 1) train->threads = each > 1 ? each : 1;
+    if (train->threads == 0 && abar_comm_size(comm) > 1) train->threads = abar__comm_cores(comm);
 }
 
 abar_status abar__ranks_settle(abar_context *ctx, abar_comm *comm, abar_setup *setup)

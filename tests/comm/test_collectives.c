@@ -1,6 +1,8 @@
 /* Every call on one to four ranks, over every transport that needs no launcher. */
 #include "ranks.h"
 
+#include "comm/comm_impl.h"
+
 static const char *const transports[] = {"local", "store"};
 
 static void on_all(part p)
@@ -24,6 +26,21 @@ static void many_ranks_share_two_cores(void **state)
 {
     (void)state;
     run_ranks(&(ranks){.transport = "local", .ranks = RANKS_MAX}, mixed_part);
+}
+
+static void cores_are_shared_by_the_ranks_of_a_machine(void **state)
+{
+    const abar__core_set none = {{0}}, two = {{3}}, far = {{0, 12}}, one = {{1}}, many = {{0, ~0ull}};
+    abar__core_set together = two;
+    (void)state;
+    assert_int_equal(abar__cores_each(&two, &two, 1), 2);
+    assert_int_equal(abar__cores_each(&two, &two, 2), 1); /* both may use both */
+    assert_int_equal(abar__cores_each(&two, &two, 3), 1);
+    abar__cores_join(&together, &far);
+    assert_int_equal(abar__cores_each(&together, &two, 2), 2); /* a launcher has bound them apart */
+    assert_int_equal(abar__cores_each(&together, &one, 2), 1);
+    assert_int_equal(abar__cores_each(&many, &many, 3), 21);
+    assert_true(abar__cores_each(&none, &none, 1) >= abar__cores_allowed()); /* all of the machine */
 }
 
 static void without_a_comm_there_is_one_rank(void **state)
@@ -71,6 +88,7 @@ int main(void)
         cmocka_unit_test(calls_in_a_row_stay_apart),
         cmocka_unit_test(failure_that_is_told_reaches_all),
         cmocka_unit_test(many_ranks_share_two_cores),
+        cmocka_unit_test(cores_are_shared_by_the_ranks_of_a_machine),
         cmocka_unit_test(without_a_comm_there_is_one_rank),
         cmocka_unit_test(settings_out_of_range_are_refused),
     };

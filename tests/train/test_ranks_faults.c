@@ -92,25 +92,35 @@ static void ranks_that_do_not_divide_the_batch_are_refused(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
-/* The only rank of its machine, of which it may use one core. */
-static void ranks_take_the_cores_that_they_may_use(void **state)
+static void use_all_cores(fixture *f, abar_setup *setup, int rank)
 {
-    char names[2][ABAR_COMM_NAME] = {"rank 0 on here", "rank 1 on there"};
-    const abar_comm comm = {.size = 2, .names = names};
-    abar_train_config train = {.threads = 0};
-    cpu_set_t before, one;
-    (void)state;
-    abar__ranks_settle_threads(&comm, &train);
-    assert_int_equal(train.threads, abar__cores_allowed());
+    (void)rank;
+    set(f, setup, "threads", "0");
+}
+
+/* Each has one: so the setting is in the run. */
+static void expect_one_thread(abar_trainer *t, int rank, int64_t calls)
+{
+    (void)rank, (void)calls;
+    if (t->setup->train.threads != 1) _exit(4);
+}
+
+/* As in a container that may use some cores of a large machine, or under taskset: the ranks share what they may use. */
+static void ranks_share_the_cores_that_they_may_use(void **state)
+{
+    fixture *f = *state;
+    const rank_plan plan = {.change = use_all_cores, .watch = expect_one_thread};
+    abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "widths=784-8-10 epochs=1");
+    cpu_set_t before, two;
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
-    CPU_ZERO(&one);
-    for (size_t i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
-        if (CPU_ISSET(i, &before)) CPU_SET(i, &one);
-    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
-    train.threads = 0;
-    abar__ranks_settle_threads(&comm, &train);
+    CPU_ZERO(&two);
+    for (size_t i = 0; i < CPU_SETSIZE && CPU_COUNT(&two) < 2; i++)
+        if (CPU_ISSET(i, &before)) CPU_SET(i, &two);
+    assert_int_equal(sched_setaffinity(0, sizeof two, &two), 0);
+    const abar_status status = run_ranks(f, setup, 2, false, &plan);
     assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
-    assert_int_equal(train.threads, 1);
+    assert_int_equal(status, ABAR_OK);
+    abar_setup_destroy(f->ctx, setup);
 }
 
 /* Rank 0 has one beside, which notices ranks that end. */
@@ -424,7 +434,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(ranks_with_other_data_are_refused, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_do_not_divide_the_batch_are_refused, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_with_one_thread_start_no_others, make_fixture, drop_fixture),
-        cmocka_unit_test(ranks_take_the_cores_that_they_may_use),
+        cmocka_unit_test_setup_teardown(ranks_share_the_cores_that_they_may_use, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_whose_replicas_differ_save_nothing, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_that_stop_with_other_replicas_save_nothing, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_whose_state_or_average_differs_save_nothing, make_fixture, drop_fixture),
