@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* A result without a reader has no gradient, either. */
+/* A result without a reader has no gradient: there is no backward pass through it. */
 static abar_status check_readers(const abar_net *net)
 {
     for (int n = 0; n < net->n_nodes; n++) {
@@ -27,7 +27,7 @@ static abar_status check(abar_net *net, const abar_compile_config *config)
     if (net->config.batch < 1)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.batch is %lld, set it to at least 1",
                           (long long)net->config.batch);
-    return check_readers(net);
+    return net->config.training ? check_readers(net) : ABAR_OK;
 }
 
 static void put_batch_in_front(abar_net *net)

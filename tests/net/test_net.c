@@ -71,6 +71,18 @@ static void net_mistakes_are_told_by_compile(void **state)
     expect_mistake(result_without_reader, "reads the result of aside");
 }
 
+/* Without a backward pass it does no harm. */
+static void result_without_reader_may_be_in_a_forward_pass(void **state)
+{
+    (void)state;
+    fixture f = fixture_open("ref", 1);
+    result_without_reader(f.net);
+    OK(f.ctx, compile(&f, 2, false));
+    fill_batch(f.net, 1, 10);
+    assert_true(isfinite(forward(&f, false)));
+    fixture_close(&f);
+}
+
 static int count_operation(const abar_net *net, const char *operation)
 {
     int n = 0;
@@ -334,6 +346,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(net_mistakes_are_told_by_compile),
+        cmocka_unit_test(result_without_reader_may_be_in_a_forward_pass),
         cmocka_unit_test(net_resnet_is_fused_to_conv_and_norm),
         cmocka_unit_test(net_knows_the_layer_that_makes_its_output),
         cmocka_unit_test(net_fusion_stops_where_a_value_is_read_twice),
