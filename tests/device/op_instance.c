@@ -579,6 +579,25 @@ void op_run(abar_device *dev, const abar__op_desc *d, const abar__run *run, cons
 
 /* ---- comparing ------------------------------------------------------------------------------------------------- */
 
+void op_quiet_kinks(abar_device *ref, const abar__op_desc *d, const abar__run *run, double share, op_inputs *in)
+{
+    if (d->activation != ABAR_ACT_RELU || d->kind == ABAR_OP_ACTIVATION || !in->dy) return;
+    abar__op_desc linear = *d;
+    linear.activation = ABAR_ACT_NONE;
+    op_inputs forward_only = *in;
+    forward_only.dy = forward_only.dy2 = NULL;
+    op_outputs z;
+    op_run(ref, &linear, run, &forward_only, &z);
+    double largest = 0.0;
+    for (int64_t i = 0; i < abar__shape_count(&d->out); i++) largest = fmax(largest, fabs(z.y[i]));
+    for (int64_t i = 0; i < abar__shape_count(&d->out); i++) {
+        if (fabs(z.y[i]) > share * largest) continue;
+        in->dy[i] = 0.0;
+        if (in->dy2) in->dy2[i] = 0.0;
+    }
+    op_outputs_free(&z);
+}
+
 double op_difference(const double *a, const double *b, int64_t count)
 {
     double difference = 0.0, size = 0.0;

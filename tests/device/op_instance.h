@@ -81,6 +81,10 @@ void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out);
 /* All of these: runs the operation once on dev. */
 void op_run(abar_device *dev, const abar__op_desc *d, const abar__run *run, const op_inputs *in, op_outputs *out);
 
+/* ReLU's derivative jumps: where two devices may disagree on the sign, the result being below this share of the largest, no
+ * gradient is asked for. */
+void op_quiet_kinks(abar_device *ref, const abar__op_desc *d, const abar__run *run, double share, op_inputs *in);
+
 /* max |a - b| / max |b|; the plain difference where b is all zero; infinite when a is not finite. */
 double op_difference(const double *a, const double *b, int64_t count);
 /* Prints every output of a that is further than tolerance from b, where b has it; returns how many. */

@@ -18,26 +18,6 @@
 
 static const char *const layout_names[] = {"strided", "c8", "c16", "n16"};
 
-/* ReLU's derivative jumps: where float and double may disagree on the sign, no gradient is asked for. */
-static void quiet_kinks(abar_device *ref, const abar__op_desc *d, const abar__run *run, op_inputs *in)
-{
-    if (d->activation != ABAR_ACT_RELU || d->kind == ABAR_OP_ACTIVATION || !in->dy) return;
-    abar__op_desc linear = *d;
-    linear.activation = ABAR_ACT_NONE;
-    op_inputs forward_only = *in;
-    forward_only.dy = forward_only.dy2 = NULL;
-    op_outputs z;
-    op_run(ref, &linear, run, &forward_only, &z);
-    double largest = 0.0;
-    for (int64_t i = 0; i < abar__shape_count(&d->out); i++) largest = fmax(largest, fabs(z.y[i]));
-    for (int64_t i = 0; i < abar__shape_count(&d->out); i++) {
-        if (fabs(z.y[i]) > 1e-4 * largest) continue;
-        in->dy[i] = 0.0;
-        if (in->dy2) in->dy2[i] = 0.0;
-    }
-    op_outputs_free(&z);
-}
-
 /* Runs d on cpu twice, from poisoned memory; both runs must agree with each other to the bit and with ref. */
 static int check(abar_device *cpu, const char *label, const abar__op_desc *d, const abar__run *run, const op_inputs *in,
                  const op_outputs *expected)
@@ -88,7 +68,7 @@ static int check_case(abar_device *cpu, abar_device *ref, const op_case *c)
     op_inputs in;
     op_outputs expected;
     op_inputs_create(c, &in);
-    quiet_kinks(ref, &d, &run, &in);
+    op_quiet_kinks(ref, &d, &run, 1e-4, &in);
     op_run(ref, &d, &run, &in, &expected);
     int bad = 0;
     abar_layout last = d.in[0].ndim == 4 ? ABAR_LAYOUT_N16 : ABAR_LAYOUT_STRIDED;

@@ -35,26 +35,6 @@ static abar_device *cuda_of(const trial *t)
     return *dev;
 }
 
-/* ReLU's derivative jumps: where the two may disagree on the sign, no gradient is asked for. */
-static void quiet_kinks(const abar__op_desc *d, const abar__run *run, double tolerance, op_inputs *in)
-{
-    if (d->activation != ABAR_ACT_RELU || d->kind == ABAR_OP_ACTIVATION || !in->dy) return;
-    abar__op_desc linear = *d;
-    linear.activation = ABAR_ACT_NONE;
-    op_inputs forward_only = *in;
-    forward_only.dy = forward_only.dy2 = NULL;
-    op_outputs z;
-    op_run(on.ref, &linear, run, &forward_only, &z);
-    double largest = 0.0;
-    for (int64_t i = 0; i < abar__shape_count(&d->out); i++) largest = fmax(largest, fabs(z.y[i]));
-    for (int64_t i = 0; i < abar__shape_count(&d->out); i++) {
-        if (fabs(z.y[i]) > tolerance * largest) continue;
-        in->dy[i] = 0.0;
-        if (in->dy2) in->dy2[i] = 0.0;
-    }
-    op_outputs_free(&z);
-}
-
 static void run_once(op_instance *t, const op_inputs *in, op_outputs *out)
 {
     op_instance_load(t, in);
@@ -131,7 +111,7 @@ static void cuda_matches_ref(void **state)
     op_outputs expected;
     op_inputs_create(t->c, &in);
     op_inputs_round(cuda_of(t), &d, &in);
-    quiet_kinks(&d, &run, tolerances[t->precision], &in);
+    op_quiet_kinks(on.ref, &d, &run, tolerances[t->precision], &in);
     op_run(on.ref, &d, &run, &in, &expected);
     int bad = check_layouts(t, &d, &run, &in, &expected);
     op_outputs_free(&expected);

@@ -163,26 +163,6 @@ static op_case draw(source *s, int kind)
 
 enum { KINDS = 6 };
 
-/* ReLU's derivative jumps: where float and double may disagree on the sign, no gradient is asked for. */
-static void quiet_kinks(abar_device *ref, const abar__op_desc *d, const abar__run *run, op_inputs *in)
-{
-    if (d->activation != ABAR_ACT_RELU || d->kind == ABAR_OP_ACTIVATION || !in->dy) return;
-    abar__op_desc linear = *d;
-    linear.activation = ABAR_ACT_NONE;
-    op_inputs forward_only = *in;
-    forward_only.dy = forward_only.dy2 = NULL;
-    op_outputs z;
-    op_run(ref, &linear, run, &forward_only, &z);
-    double largest = 0.0;
-    for (int64_t i = 0; i < abar__shape_count(&d->out); i++) largest = fmax(largest, fabs(z.y[i]));
-    for (int64_t i = 0; i < abar__shape_count(&d->out); i++) {
-        if (fabs(z.y[i]) > 1e-4 * largest) continue;
-        in->dy[i] = 0.0;
-        if (in->dy2) in->dy2[i] = 0.0;
-    }
-    op_outputs_free(&z);
-}
-
 /* The case in words: its random numbers depend on them. */
 static void describe(op_case *c, int number, char text[240])
 {
@@ -232,7 +212,7 @@ static int check(abar_context *ctx, abar_device *ref, source *s, int kind, int n
     op_outputs expected;
     assert_int_equal(abar_device_open(ctx, "cpu", &config, &cpu), ABAR_OK);
     op_inputs_create(&c, &in);
-    quiet_kinks(ref, &d, &run, &in);
+    op_quiet_kinks(ref, &d, &run, TOLERANCE, &in);
     op_run(ref, &d, &run, &in, &expected);
     const int bad = run_on(cpu, &c, layout, &in, &expected);
     op_outputs_free(&expected);
