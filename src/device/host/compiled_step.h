@@ -25,7 +25,6 @@ typedef struct abar__treated_map {
     abar__precondition pre;
     void *grad, *bias_grad;
     abar__map_weights weights;
-    bool known; /* the rows' products: those of this step's gradient with what the map is treated with */
 } abar__treated_map;
 
 struct abar__compiled_step {
@@ -38,8 +37,8 @@ struct abar__compiled_step {
     abar__natural_item *natural; /* of the maps; NULL: they are not */
     double *products;
     abar__update_item *updates; /* the description's, with their preconditioners */
-    abar__row_look *looks;      /* of the maps: what check reads them with, */
-    char *row_products;         /* and where their products go */
+    abar__row_look *looks;      /* of the maps: what check reads them with; right NULL: their products are not to be used */
+    char *row_products;         /* of all maps */
     int32_t *verdicts;
     abar__first_pass *first_passes; /* where there is a second one */
     void *memory;

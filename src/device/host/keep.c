@@ -106,7 +106,7 @@ static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool commit
     const abar__plan *p = &s->plans[i];
     if (!abar__refreshes(&s->desc.cadence, &s->states[i], p->number, abar__plan_is_calibrated(p), s->control.now, committed))
         return;
-    s->maps[i].known = false;
+    s->looks[i].right = NULL; /* the products of rows are not with what is renewed */
     if (divided && abar__owned_divides(s->owned, p))
         s->owned->due[s->owned->n_due++] = i;
     else

@@ -58,8 +58,9 @@ bool abar__look(abar_device *dev, abar__compiled_step *s, double *norm)
 {
     const bool stays = !s->scalars.inside; /* the gradient that is preconditioned is the one that is read here */
     for (int i = 0; i < s->desc.n_maps; i++) {
-        s->maps[i].known = stays && s->looks[i].rows > 0 && s->states[i].count[ABAR_COUNT_READY];
-        s->looks[i].right = s->maps[i].known ? abar__plan_data(&s->plans[i], s->plans[i].apply.u) : NULL;
+        const abar__plan *p = &s->plans[i];
+        const bool treated = stays && s->looks[i].rows > 0 && s->states[i].count[ABAR_COUNT_READY];
+        s->looks[i].right = treated ? abar__plan_data(p, p->apply.u) : NULL;
     }
     return dev->ops->norm(dev, s->desc.items, s->desc.n_items, s->looks, norm);
 }

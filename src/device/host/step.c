@@ -313,7 +313,7 @@ static double treat_rows(abar_device *dev, abar__compiled_step *s, int i, bool m
         void *coefficient = abar__plan_data(p, t->coefficient);
         stats->affine(dev, p->out, w, state->real[ABAR_REAL_FACTOR] * inner, 0.0, coefficient);
         map->pre.coefficient = coefficient;
-    } else if (map->known) {
+    } else if (s->looks[i].right) {
         map->pre.coefficient = s->looks[i].products;
     }
     if (!measure && !product_counts(s, p)) return 0.0;
