@@ -33,8 +33,8 @@ abar_status abar__comm_hear(abar_comm *c);
 uint64_t abar__comm_sent(const abar_comm *c);  /* bytes that this rank has sent to others so far */
 double abar__comm_seconds(const abar_comm *c); /* that it has spent in exchanges so far, waiting included */
 
-/* Cores that this process may use: a launcher, a container or taskset may bind it to some. And its share of those that the ranks
- * of its machine may use together. At least 1. */
+/* Cores that this process may use: a launcher, a container or taskset may bind it to some. And its share of those that the
+ * ranks of its machine may use together. At least 1. */
 int abar__cores_allowed(void);
 int abar__comm_cores(const abar_comm *c);
 
